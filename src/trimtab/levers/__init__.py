@@ -1,0 +1,1 @@
+"""One module per technique, all of one shape."""

@@ -1,0 +1,1 @@
+"""Fast pure decision functions, asked once per request or per tick."""

@@ -1,0 +1,1 @@
+"""The asyncio shells that perform what the pure packages decide."""

@@ -1,0 +1,1 @@
+"""Workloads: seeds and texts in, requests with intended send times out."""
