@@ -1,0 +1,105 @@
+"""What a prefill, a decode step and a speculated step cost on a replica: fitted from measurements.
+
+Model (per replica; milliseconds):
+    prefill(n)      = prefill_base_ms + prefill_ms_per_token * n            n = uncached prompt tokens
+    step(b)         = step_base_ms + step_ms_per_stream * b                 b = decoding streams
+Decode is bound by memory bandwidth where the base (reading the weights once per step) dominates a step, and by
+compute where the part that grows with the batch does. Routing, diagnosis and simulation share this model.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from trimtab.core.revision import Speculation
+
+
+class CostModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Fitted costs of one replica with the sample counts behind them; `source` says how they came to be."""
+
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    step_base_ms: float
+    step_ms_per_stream: float
+    prefill_samples: int
+    step_samples: int
+    source: str
+
+    def prefill_ms(self, tokens: float) -> float:
+        """Predicted milliseconds to prefill `tokens` uncached tokens; 0 tokens cost nothing."""
+        return 0.0 if tokens <= 0 else self.prefill_base_ms + self.prefill_ms_per_token * tokens
+
+    def step_ms(self, batch: float) -> float:
+        """Predicted milliseconds of one decode step with `batch` streams."""
+        return self.step_base_ms + self.step_ms_per_stream * max(1.0, batch)
+
+    def decode_ms(self, tokens: float, batch: float) -> float:
+        """Predicted milliseconds to decode `tokens` output tokens in a batch of `batch` streams."""
+        return max(0.0, tokens) * self.step_ms(batch)
+
+    def bandwidth_share_of_step(self, batch: float) -> float:
+        """Part of a step (0 to 1) that does not grow with the batch: the shared reading of the weights."""
+        return self.step_base_ms / self.step_ms(batch)
+
+
+class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Aggregate decode speed at one batch size, speculation off or on, from interleaved runs."""
+
+    batch: int
+    tokens_per_s: float
+    samples: int
+    accepted_per_step: float | None = None
+
+
+class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured aggregate output tokens per second by batch, without and with speculation."""
+
+    speculation: Speculation
+    off: tuple[StepPoint, ...]
+    on: tuple[StepPoint, ...]
+    content: str
+
+    def ratios(self) -> tuple[tuple[int, float], ...]:
+        """Return (batch, on/off throughput) for the batches measured on both sides, in rising order."""
+        off = {point.batch: point.tokens_per_s for point in self.off}
+        pairs = (
+            (point.batch, point.tokens_per_s / off[point.batch])
+            for point in self.on
+            if point.batch in off
+        )
+        return tuple(sorted(pairs))
+
+    def break_even_batch(self) -> float | None:
+        """Batch at which aggregate throughput with speculation falls to that without it.
+
+        Linear interpolation between the measured batches. None: it paid at every measured batch. 0.0: at none.
+        """
+        ratios = self.ratios()
+        if not ratios:
+            return None
+        if ratios[0][1] <= 1.0:
+            return 0.0
+        for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
+            if ratio_b <= 1.0:
+                return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
+        return None
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Least squares (intercept, slope) of (x, y) points, both kept at or above 0.
+
+    With one distinct x the line goes through the origin. Raises ValueError without points.
+    """
+    if not points:
+        raise ValueError("a line needs at least one point")
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0.0:
+        return (0.0, mean_y / mean_x) if mean_x else (mean_y, 0.0)
+    slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in points) / spread)
+    intercept = mean_y - slope * mean_x
+    if intercept >= 0.0:
+        return intercept, slope
+    return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)

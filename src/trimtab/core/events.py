@@ -1,0 +1,281 @@
+"""Everything that can happen, as values. The ledger stores these and nothing else; all state is a fold over them.
+
+Every event has an id and the id of the event that caused it. No event carries prompt or output text.
+"""
+
+import hashlib
+
+import msgspec
+
+from trimtab.core.budgets import Budgets
+from trimtab.core.cost import CostModel, SpeculationTable
+from trimtab.core.decision import FleetView, RoutingDecision
+from trimtab.core.evidence import Readings
+from trimtab.core.findings import Diagnosis
+from trimtab.core.gate import GateResult
+from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
+from trimtab.core.record import RequestRecord
+from trimtab.core.revision import Revision
+from trimtab.core.traffic import TrafficPlan
+from trimtab.core.types import ReplicaState, RolloutState, Verdict
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all events."""
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
+    """A gateway or a tune began. `settings` names every setting that shaped it."""
+
+    run_id: str
+    command: str
+    version: str
+    settings: dict[str, str | int | float | bool]
+
+
+class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
+    """A run came to its end, with the reason."""
+
+    run_id: str
+    reason: str
+
+
+class StageStarted(Event, frozen=True, kw_only=True, tag="stage_started"):
+    """A stage of a tune began; `load` says in words which arrivals it uses."""
+
+    stage: str
+    load: str
+
+
+class StageEnded(Event, frozen=True, kw_only=True, tag="stage_ended"):
+    """A stage of a tune ended; `summary` are its figures by name."""
+
+    stage: str
+    summary: dict[str, float | int | str | None]
+
+
+class ReplicaChanged(Event, frozen=True, kw_only=True, tag="replica_changed"):
+    """A replica moved to another state; `pid` and `url` as far as known."""
+
+    replica: str
+    state: ReplicaState
+    revision: Revision
+    url: str | None = None
+    pid: int | None = None
+    reason: str = ""
+
+
+class ReplicaCrashed(Event, frozen=True, kw_only=True, tag="replica_crashed"):
+    """A replica's process ended though nobody asked it to; it restarts after `backoff_s`."""
+
+    replica: str
+    exit_code: int | None
+    crashes: int
+    backoff_s: float
+    last_words: str = ""
+
+
+class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
+    """Slot KV was saved or restored around a restart."""
+
+    replica: str
+    action: str
+    slots: int
+    tokens: int
+    bytes: int
+    took_ms: float
+
+
+class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
+    """One request with the decision that routed it and the fleet as that decision saw it."""
+
+    record: RequestRecord
+    decision: RoutingDecision | None
+    view: FleetView | None
+
+
+class Measured(Event, frozen=True, kw_only=True, tag="measured"):
+    """Readings taken from engines or requests."""
+
+    readings: Readings
+    what: str
+
+
+class Calibrated(Event, frozen=True, kw_only=True, tag="calibrated"):
+    """Costs measured on the engine itself."""
+
+    revision: str
+    cost: CostModel | None = None
+    speculation: SpeculationTable | None = None
+
+
+class Diagnosed(Event, frozen=True, kw_only=True, tag="diagnosed"):
+    """A diagnosis was made; `scope` says of what (baseline, after a lever, burst)."""
+
+    diagnosis: Diagnosis
+    scope: str
+
+
+class LeversAssessed(Event, frozen=True, kw_only=True, tag="levers_assessed"):
+    """Every lever was assessed in narrowest-first order; `chosen` is None if none is worth it."""
+
+    assessments: tuple[Assessment, ...]
+    chosen: str | None
+    because: str
+
+
+class LeverProposed(Event, frozen=True, kw_only=True, tag="lever_proposed"):
+    """A complete lever record was accepted as a proposal."""
+
+    record: LeverRecord
+
+
+class RolloutMoved(Event, frozen=True, kw_only=True, tag="rollout_moved"):
+    """A rollout changed state or share. `share` is the part of traffic in the candidate slice."""
+
+    lever: str
+    before: RolloutState | None
+    after: RolloutState
+    share: float
+    verdict: Verdict | None = None
+    reason: str
+
+
+class GatesEvaluated(Event, frozen=True, kw_only=True, tag="gates_evaluated"):
+    """The gates of a lever were evaluated; `look` counts the looks so far."""
+
+    lever: str
+    state: RolloutState
+    share: float
+    look: int
+    verdict: Verdict
+    results: tuple[GateResult, ...]
+
+
+class CutsKept(Event, frozen=True, kw_only=True, tag="cuts_kept"):
+    """The cuts for which a lever was adopted, and those it was refused for, with reasons."""
+
+    lever: str
+    kept: tuple[str, ...]
+    refused: dict[str, str]
+
+
+class TriggerMoved(Event, frozen=True, kw_only=True, tag="trigger_moved"):
+    """A trigger disabled a lever or let it come back. `value` is the watched signal when it did."""
+
+    lever: str
+    trigger: TriggerSpec
+    fired: bool
+    value: float
+    samples: int
+    action: str
+
+
+class BudgetsRead(Event, frozen=True, kw_only=True, tag="budgets_read"):
+    """The four budgets at a moment: before, predicted for a lever, or after it."""
+
+    when: str
+    lever: str | None
+    budgets: Budgets
+
+
+class Effect(Event, frozen=True, kw_only=True, tag="effect"):
+    """What a lever did, measured: the ratio of a metric with its interval, against the prediction."""
+
+    lever: str
+    metric: str
+    cut: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    n_baseline: int
+    n_candidate: int
+    predicted_ratio: float | None
+
+
+class TrafficPlanned(Event, frozen=True, kw_only=True, tag="traffic_planned"):
+    """The gateway follows this plan from here on; after a restart the last one says where a rollout was."""
+
+    plan: TrafficPlan
+
+
+class Frozen(Event, frozen=True, kw_only=True, tag="frozen"):
+    """Promotions stopped (or go on again); taking back is always allowed."""
+
+    frozen: bool
+    reason: str
+
+
+class Checkpoint(Event, frozen=True, kw_only=True, tag="checkpoint"):
+    """Retention: events before `through_seq` were removed; `chain_hash` and `state_hash` keep the rest verifiable.
+
+    `state` is the fold of what was removed, as JSON text, so that folding the rest gives the same state.
+    """
+
+    through_seq: int
+    chain_hash: str
+    state_hash: str
+    state: str
+
+
+AnyEvent = (
+    RunStarted
+    | RunEnded
+    | StageStarted
+    | StageEnded
+    | ReplicaChanged
+    | ReplicaCrashed
+    | KVMoved
+    | RequestServed
+    | Measured
+    | Calibrated
+    | Diagnosed
+    | LeversAssessed
+    | LeverProposed
+    | RolloutMoved
+    | GatesEvaluated
+    | CutsKept
+    | TriggerMoved
+    | BudgetsRead
+    | Effect
+    | TrafficPlanned
+    | Frozen
+    | Checkpoint
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """An event at its place in the ledger.
+
+    `at_s` is wall-clock time (seconds since 1970, UTC). `hash` = SHA-256 over the previous hash and the encoded
+    rest, so that nothing can be changed, dropped or moved unseen.
+    """
+
+    seq: int
+    id: str
+    cause_id: str | None
+    at_s: float
+    event: AnyEvent
+    prev_hash: str
+    hash: str
+
+
+GENESIS_HASH = "0" * 64
+
+
+def encode_event(event: AnyEvent) -> bytes:
+    """Encode an event as deterministic JSON."""
+    return msgspec.json.encode(event, order="deterministic")
+
+
+def decode_event(data: bytes | str) -> AnyEvent:
+    """Decode an event; raises msgspec.ValidationError with the path of what is wrong."""
+    return msgspec.json.decode(data, type=AnyEvent)
+
+
+def chain_hash(
+    *, prev_hash: str, seq: int, event_id: str, cause_id: str | None, at_s: float, body: bytes
+) -> str:
+    """Return the hash that links an event to the one before it."""
+    head = msgspec.json.encode([prev_hash, seq, event_id, cause_id, at_s])
+    return hashlib.sha256(head + b"\n" + body).hexdigest()

@@ -1,0 +1,119 @@
+"""What is measured about one request. Never prompt or output text: counts and keyed hashes only.
+
+None means unknown; the reason is in `unknown` under the field's name. Latencies are in milliseconds.
+"""
+
+import msgspec
+
+from trimtab.core.types import Arm, Constraint, ErrorClass
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a prompt (system, tools, a message): a keyed hash and a token count.
+
+    `tokens` is estimated from bytes unless `exact`.
+    """
+
+    kind: str
+    hash: str
+    tokens: int
+    exact: bool = False
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Time per phase in milliseconds; None is unknown. Transfer is 0 where prefill and decode share a replica."""
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    transfer_ms: float | None = None
+    decode_ms: float | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of a request.
+
+    predicted: cached tokens the index promised at the decision; captured: what the chosen replica held at
+    dispatch; delivered: what the engine reported as reused; held_best: the most any replica held then.
+    """
+
+    prompt: int | None = None
+    predicted: int | None = None
+    captured: int | None = None
+    delivered: int | None = None
+    held_best: int | None = None
+    output: int | None = None
+    output_estimated: bool = False
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that were really computed: prompt minus delivered."""
+        if self.prompt is None or self.delivered is None:
+            return None
+        return max(0, self.prompt - self.delivered)
+
+    @property
+    def skipped_lost(self) -> int | None:
+        """Prompt tokens computed although some replica held them."""
+        if self.held_best is None or self.delivered is None:
+            return None
+        return max(0, self.held_best - self.delivered)
+
+
+class Drafting(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculation counts of a request. `accepted_per_step` = output tokens per decode step."""
+
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_per_step: float | None = None
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything measured about one request; the unit that gates, diagnoses and reports are computed from."""
+
+    request_id: str
+    arrived_at_s: float
+    finished_at_s: float
+    endpoint: str
+    stream: bool
+    arm: Arm = Arm.BASELINE
+    lever: str | None = None
+    slice: str | None = None
+    block: int | None = None
+    policy: str = ""
+    replica: str | None = None
+    revision: str | None = None
+    session: str | None = None
+    label: str | None = None
+    repetition: float | None = None
+    phases: Phases = Phases()
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    chunk_gap_ms_max: float | None = None
+    chunk_gap_ms_mean: float | None = None
+    chunks: int = 0
+    tokens: Tokens = Tokens()
+    drafting: Drafting = Drafting()
+    batch_at_admission: int | None = None
+    concurrency_at_admission: int | None = None
+    temperature: float | None = None
+    constraint: Constraint = Constraint.FREE
+    max_tokens: int | None = None
+    status: int = 0
+    error: ErrorClass = ErrorClass.NONE
+    client_aborted: bool = False
+    finish_reason: str | None = None
+    looping: bool | None = None
+    prompt_hash: str | None = None
+    output_hash: str | None = None
+    segments: tuple[Segment, ...] = ()
+    stage: str | None = None
+    hardware: str = ""
+    topology: str = ""
+    unknown: dict[str, str] = {}
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request ended well: status 200, a complete answer, no abort by the client."""
+        return self.status == 200 and self.error is ErrorClass.NONE and not self.client_aborted

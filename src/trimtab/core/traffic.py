@@ -1,0 +1,174 @@
+"""Which traffic meets which arm: the plan that the controller swaps in and the gateway follows.
+
+Switchback (levers whose arms share caches or replicas): time runs in blocks; within a pair of blocks one is the
+baseline's and one the candidate's, and the order alternates (AB BA AB ...) so that a drift cancels. In a
+candidate block only the slice meets the candidate. Requests near a block's edge are served but not compared:
+the state that the other arm left behind has to settle first.
+Side by side (levers whose arms share nothing): the slice goes to the candidate's replicas, the rest to the
+baseline's; blocks are then just windows of time in which both arms are seen.
+"""
+
+import hashlib
+
+import msgspec
+
+from trimtab.core.cuts import Cut
+from trimtab.core.lever import Comparison
+from trimtab.core.types import Arm
+
+
+class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The one lever that is being proven.
+
+    `share`: part of the sessions in its slice. `policy`: the routing policy of the candidate arm, None if the
+    lever is not about routing. `replicas`: where the candidate revision runs, empty if every replica serves both arms.
+    `cuts`: the slice is drawn only from requests of these labels' cuts; empty means all.
+    """
+
+    lever: str
+    share: float
+    policy: str | None
+    replicas: tuple[str, ...]
+    comparison: Comparison
+    started_at_s: float
+    block_s: float
+    edge_s: float
+    cuts: tuple[Cut, ...] = ()
+
+
+class Preference(msgspec.Struct, frozen=True, kw_only=True):
+    """An adopted revision lever: requests in `cuts` belong on `replicas`, all others stay off them."""
+
+    lever: str
+    cuts: tuple[Cut, ...]
+    replicas: tuple[str, ...]
+
+
+class TrafficPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How all traffic is treated right now. Immutable: the controller replaces it as a whole."""
+
+    policy: str
+    candidate: CandidatePlan | None = None
+    preferences: tuple[Preference, ...] = ()
+    stage: str | None = None
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request meets. `block` None: served, but not part of the comparison.
+
+    `allowed` None: every replica; `preferred`: replicas to choose first while they are within the load bound.
+    """
+
+    arm: Arm
+    policy: str
+    lever: str | None = None
+    slice: str | None = None
+    block: int | None = None
+    allowed: tuple[str, ...] | None = None
+    preferred: tuple[str, ...] = ()
+
+
+def place(key: str, salt: str) -> float:
+    """Return a stable place in [0, 1) for a session and a lever; equal on every gateway and after a restart."""
+    digest = hashlib.blake2b(f"{salt}\x00{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2.0**64
+
+
+def arm_of_block(block: int) -> Arm:
+    """Return whose turn a block of a switchback is: baseline first in even pairs, candidate first in odd ones."""
+    pair, second = divmod(block, 2)
+    return Arm.CANDIDATE if bool(second) != bool(pair % 2) else Arm.BASELINE
+
+
+def expose(
+    plan: TrafficPlan,
+    *,
+    session: str,
+    cuts: tuple[Cut, ...],
+    now_s: float,
+    replicas: tuple[str, ...],
+) -> Exposure:
+    """Decide what a request meets. `session`: its keyed hash; `cuts`: those known before it is served."""
+    candidate = plan.candidate
+    if candidate is None:
+        return _settled(plan, cuts, replicas)
+    in_slice = place(session, candidate.lever) < candidate.share and _in_cuts(candidate.cuts, cuts)
+    if candidate.comparison is Comparison.SWITCHBACK:
+        return _switchback(plan, candidate, in_slice, cuts, now_s, replicas)
+    return _side_by_side(plan, candidate, in_slice, cuts, now_s, replicas)
+
+
+def _settled(plan: TrafficPlan, cuts: tuple[Cut, ...], replicas: tuple[str, ...]) -> Exposure:
+    kept_off: set[str] = set()
+    preferred: tuple[str, ...] = ()
+    lever = None
+    for preference in plan.preferences:
+        if _in_cuts(preference.cuts, cuts):
+            preferred, lever = preference.replicas, preference.lever
+        else:
+            kept_off.update(preference.replicas)
+    allowed = tuple(replica for replica in replicas if replica not in kept_off)
+    return Exposure(
+        arm=Arm.BASELINE,
+        policy=plan.policy,
+        lever=lever,
+        allowed=allowed if kept_off and allowed else None,
+        preferred=preferred,
+    )
+
+
+def _switchback(
+    plan: TrafficPlan,
+    candidate: CandidatePlan,
+    in_slice: bool,
+    cuts: tuple[Cut, ...],
+    now_s: float,
+    replicas: tuple[str, ...],
+) -> Exposure:
+    settled = _settled(plan, cuts, replicas)
+    elapsed = max(0.0, now_s - candidate.started_at_s)
+    block = int(elapsed // candidate.block_s)
+    within = elapsed - block * candidate.block_s
+    near_edge = within < candidate.edge_s or candidate.block_s - within < candidate.edge_s
+    compared = None if near_edge else block
+    if arm_of_block(block) is Arm.BASELINE:
+        return msgspec.structs.replace(
+            settled, lever=candidate.lever, slice="baseline block", block=compared
+        )
+    if not in_slice:
+        return settled
+    return msgspec.structs.replace(
+        settled,
+        arm=Arm.CANDIDATE,
+        policy=candidate.policy or plan.policy,
+        lever=candidate.lever,
+        slice=f"{candidate.share:.0%} of sessions",
+        block=compared,
+    )
+
+
+def _side_by_side(
+    plan: TrafficPlan,
+    candidate: CandidatePlan,
+    in_slice: bool,
+    cuts: tuple[Cut, ...],
+    now_s: float,
+    replicas: tuple[str, ...],
+) -> Exposure:
+    settled = _settled(plan, cuts, replicas)
+    block = int(max(0.0, now_s - candidate.started_at_s) // candidate.block_s)
+    theirs = candidate.replicas
+    others = tuple(replica for replica in (settled.allowed or replicas) if replica not in theirs)
+    return msgspec.structs.replace(
+        settled,
+        arm=Arm.CANDIDATE if in_slice else Arm.BASELINE,
+        lever=candidate.lever,
+        slice=f"{candidate.share:.0%} of sessions" if in_slice else "rest",
+        block=block,
+        policy=(candidate.policy or plan.policy) if in_slice else plan.policy,
+        allowed=theirs if in_slice else others,
+    )
+
+
+def _in_cuts(wanted: tuple[Cut, ...], cuts: tuple[Cut, ...]) -> bool:
+    return not wanted or any(cut in wanted for cut in cuts)
