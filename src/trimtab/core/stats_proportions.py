@@ -1,0 +1,176 @@
+"""Shares of bad requests (errors, tail values, outputs that differ), looked at all the time.
+
+Law: the likelihood of the counts averaged over a prior, divided by their likelihood under a
+hypothesis, has expectation 1 under that hypothesis at every time, so it ever reaches 1/alpha with
+probability <= alpha. For a hypothesis that is a region (p_candidate <= p_baseline + margin) the
+largest likelihood in the region divides instead, which only lowers the evidence. Both depend on
+counts alone, so arms may interleave in any way.
+
+Regimes: the prior is half Beta(1/2, 1/2), which costs about half a logarithm of n whatever the
+share, and half Beta(1/20, 1), which costs almost nothing while no bad request has been seen. No end
+is corrected or rounded: 0 of n and n of n are ordinary counts.
+
+Assumed: given the past, each request of an arm is bad with one probability, the arm's. Failure
+mode: bad requests that come in bursts with one cause count many times; then count the blocks that
+had any instead of the requests.
+
+Source: Robbins, "Statistical methods related to the law of the iterated logarithm", 1970
+(mixtures); Wasserman, Ramdas and Balakrishnan, "Universal inference", 2020 (regions).
+"""
+
+import math
+from collections.abc import Callable
+
+from trimtab.core.stats_types import Interval, StatsError, check_alpha, check_counts, exp_clamped
+
+_PRIORS = ((0.5, 0.5), (0.05, 1.0))
+# Halvings of an interval of length at most 2: the result is exact to the last digit of a float near 1e-12.
+_BISECTIONS = 90
+
+
+def proportion_bounds(bad: int, n: int, *, alpha: float) -> Interval:
+    """Bound the share of bad requests, at every number of requests at once, with level 1 - `alpha`.
+
+    Two-sided: `alpha` is the chance that the share ever lies outside. Without requests it is 0 to
+    1. Raises `StatsError` on a bad alpha and on counts that are none.
+    """
+    check_counts(bad, n, name="requests")
+    limit = _log_marginal(bad, n) + math.log(check_alpha(alpha))
+
+    def excluded(share: float) -> bool:
+        return _log_likelihood(bad, n, share) < limit
+
+    # The likelihood rises to its top at bad / n and falls after it, so each side has one crossing.
+    top = bad / n if n else 0.5
+    low = _crossing(top, 0.0, excluded) if excluded(0.0) else 0.0
+    high = _crossing(top, 1.0, excluded) if excluded(1.0) else 1.0
+    return Interval(low=low, high=high, level=1.0 - alpha)
+
+
+def difference_e_value(bad_b: int, n_b: int, bad_c: int, n_c: int, *, margin: float) -> float:
+    """Return the evidence that p_candidate, the share of bad requests, exceeds p_baseline + margin.
+
+    Under "it does not" the expectation is at most 1 at every look, and 1/alpha is ever reached with
+    probability at most alpha. `margin` is absolute, above -1 and below 1; a negative margin and
+    exchanged arms ask for the absence of harm (`exact_no_harm`). An arm without requests can give
+    no evidence. Raises `StatsError` on a bad margin and on counts that are none.
+    """
+    check_counts(bad_b, n_b, name="baseline")
+    check_counts(bad_c, n_c, name="candidate")
+    if not -1.0 < margin < 1.0:
+        raise StatsError(f"margin must be above -1 and below 1, got {margin}")
+    seen = _log_marginal(bad_b, n_b) + _log_marginal(bad_c, n_c)
+    return exp_clamped(seen - _log_null_max(bad_b, n_b, bad_c, n_c, margin))
+
+
+def discordance_e_value(
+    differ_candidate: int, n_candidate: int, differ_floor: int, n_floor: int, *, margin: float
+) -> float:
+    """Return the evidence that outputs differ more often than the noise floor plus `margin`.
+
+    The floor is baseline against baseline: `differ_floor` of `n_floor` repeated prompts gave
+    another output. Counts are prompts. Assumptions and errors are those of `difference_e_value`.
+    """
+    return difference_e_value(differ_floor, n_floor, differ_candidate, n_candidate, margin=margin)
+
+
+def exact_no_harm(
+    bad_b: int, n_b: int, bad_c: int, n_c: int, *, margin: float, alpha: float
+) -> bool | None:
+    """Say whether harm beyond `margin` is excluded (True), shown (False) or neither yet (None).
+
+    Harm is p_candidate > p_baseline + margin. Each answer is wrong at any look with probability at
+    most `alpha`. Ask until the first answer. Raises `StatsError` as `difference_e_value` does, and
+    on a bad alpha.
+    """
+    target = 1.0 / check_alpha(alpha)
+    if difference_e_value(bad_b, n_b, bad_c, n_c, margin=margin) >= target:
+        return False
+    if difference_e_value(bad_c, n_c, bad_b, n_b, margin=-margin) >= target:
+        return True
+    return None
+
+
+def difference_bounds(bad_b: int, n_b: int, bad_c: int, n_c: int, *, alpha: float) -> Interval:
+    """Bound p_candidate - p_baseline, at every look at once: two one-sided bounds, each at `alpha`.
+
+    The level is 1 - 2 * `alpha`; the ends agree with `exact_no_harm` at every margin. Raises
+    `StatsError` as `difference_e_value` does, and on a bad alpha.
+    """
+    target = 1.0 / check_alpha(alpha)
+    edge = 1.0 - 1e-12
+
+    def above(margin: float) -> bool:
+        return difference_e_value(bad_b, n_b, bad_c, n_c, margin=margin) >= target
+
+    def below(margin: float) -> bool:
+        return difference_e_value(bad_c, n_c, bad_b, n_b, margin=-margin) >= target
+
+    top = (bad_c / n_c if n_c else 0.0) - (bad_b / n_b if n_b else 0.0)
+    top = min(edge, max(-edge, top))
+    low = _crossing(top, -edge, above) if above(-edge) else -1.0
+    high = _crossing(top, edge, below) if below(edge) else 1.0
+    return Interval(low=low, high=high, level=1.0 - 2.0 * alpha)
+
+
+def _crossing(inside: float, outside: float, excluded: Callable[[float], bool]) -> float:
+    """Return the point nearest to `inside` that is excluded; `outside` is."""
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (inside + outside)
+        if excluded(middle):
+            outside = middle
+        else:
+            inside = middle
+    return outside
+
+
+def _log_marginal(bad: int, n: int) -> float:
+    """Return the logarithm of the probability of one sequence with these counts, over the prior."""
+    terms = [_log_beta(a + bad, b + n - bad) - _log_beta(a, b) for a, b in _PRIORS]
+    top = max(terms)
+    return top + math.log(sum(math.exp(term - top) for term in terms) / len(terms))
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _log_likelihood(bad: int, n: int, share: float) -> float:
+    return _times_log(bad, share) + _times_log(n - bad, 1.0 - share)
+
+
+def _times_log(count: int, share: float) -> float:
+    """Return count * log(share); 0 * log(0) is 0: what cannot happen and did not is free."""
+    if count == 0:
+        return 0.0
+    return count * math.log(share) if share > 0.0 else -math.inf
+
+
+def _log_null_max(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> float:
+    """Return the largest log likelihood with p_candidate <= p_baseline + margin.
+
+    It is concave, so either its free top lies in the region, or the maximum is on the edge
+    p_candidate = p_baseline + margin, where its slope in p_baseline falls and is bisected.
+    """
+    best_b = bad_b / n_b if n_b else 1.0
+    best_c = bad_c / n_c if n_c else 0.0
+    if best_c <= best_b + margin:
+        return _log_likelihood(bad_b, n_b, best_b) + _log_likelihood(bad_c, n_c, best_c)
+    low, high = max(0.0, -margin), min(1.0, 1.0 - margin)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if _slope(bad_b, n_b, middle) + _slope(bad_c, n_c, middle + margin) > 0.0:
+            low = middle
+        else:
+            high = middle
+    return max(
+        _log_likelihood(bad_b, n_b, p) + _log_likelihood(bad_c, n_c, min(1.0, max(0.0, p + margin)))
+        for p in (low, high)
+    )
+
+
+def _slope(bad: int, n: int, share: float) -> float:
+    """Return the log likelihood's slope, infinite where a seen outcome becomes impossible."""
+    rising = bad / share if share > 0.0 else math.inf * bad if bad else 0.0
+    falling = (n - bad) / (1.0 - share) if share < 1.0 else math.inf if n > bad else 0.0
+    return rising - falling
