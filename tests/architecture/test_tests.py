@@ -1,4 +1,4 @@
-"""Tests say what must hold."""
+"""Tests say what must hold, and can fail."""
 
 import ast
 from pathlib import Path
@@ -7,25 +7,51 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 SUITES = sorted(TESTS.rglob("test_*.py"))
+# a call of any of these, or of a helper named after them, judges something
+JUDGES = ("assert", "raises", "check", "expect", "fail", "fnmatch_lines", "run_state_machine")
+
+Test = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def lacking_docstring(text: str) -> list[str]:
+def tests_of(text: str) -> list[Test]:
     return [
-        node.name
+        node
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.name.startswith("test_")
-        and not ast.get_docstring(node)
     ]
+
+
+def judges(test: Test) -> bool:
+    nodes = list(ast.walk(test))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = [getattr(call, "attr", getattr(call, "id", "")) for call in calls]
+    return any(isinstance(node, ast.Assert) for node in nodes) or any(
+        name.lstrip("_").startswith(JUDGES) for name in names
+    )
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_every_test_says_what_must_hold(path: Path) -> None:
     """The docstring of a test states the law or the behaviour, apart from how it is tried."""
-    assert lacking_docstring(path.read_text()) == []
+    tests = tests_of(path.read_text())
+    assert [test.name for test in tests if not ast.get_docstring(test)] == []
 
 
-def test_missing_docstring_is_found() -> None:
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_every_test_can_fail(path: Path) -> None:
+    """A test asserts something, itself or through a helper whose name says so."""
+    tests = tests_of(path.read_text())
+    assert [test.name for test in tests if not judges(test)] == []
+
+
+def test_silent_tests_are_found() -> None:
     """The search itself, in methods and coroutines too."""
-    text = "class A:\n async def test_a(self): pass\ndef test_b():\n '''Holds.'''\n"
-    assert lacking_docstring(text) == ["test_a"]
+    text = (
+        "class A:\n async def test_a(self): check_all()\n"
+        "def test_b():\n 'Holds.'\n run()\n"
+        "def test_c():\n 'Holds.'\n assert x\n"
+    )
+    found = {test.name: (bool(ast.get_docstring(test)), judges(test)) for test in tests_of(text)}
+    expected = {"test_a": (False, True), "test_b": (True, False), "test_c": (True, True)}
+    assert expected == found
