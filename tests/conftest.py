@@ -9,6 +9,9 @@ import fnmatch
 import importlib.util
 import os
 import shutil
+import socket
+import subprocess
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 TIERS = ("engine_llamacpp", "engine_vllm", "gpu", "browser", "peers")
+PURE_TESTS = ("unit", "property")
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
 Scope = Literal["any", "local"]
@@ -137,6 +141,25 @@ class SkipAccount:
         terminalreporter.section(f"skips not allowed {where}by tests/allowed_skips.txt", red=True)
         for nodeid, reason in self._unlisted:
             terminalreporter.write_line(f"{nodeid}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_outside_the_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse sockets, sleeps and child processes in the tests that must need none."""
+    here = Path(__file__).parent
+    folder = request.path.relative_to(here).parts[0] if request.path.is_relative_to(here) else ""
+    if folder not in PURE_TESTS:
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError(f"tests/{folder} uses nothing outside the process")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(time, "sleep", refuse)
 
 
 @pytest.fixture(scope="session")
