@@ -1,6 +1,7 @@
 """The nouns of `core.stats`: intervals, observations, units and estimates."""
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,16 +13,24 @@ class StatsError(ValueError):
 class Interval(msgspec.Struct, frozen=True):
     """A range that covers the true value with probability `level`.
 
-    An end that the evidence does not bound is 0.0 (low, of a ratio) or `math.inf` (high). JSON has
-    no infinity: msgspec writes an open end as null, so close it or leave it out before it is
-    stored. Raises `StatsError` when the ends are not in order.
+    An end that the evidence does not bound is the end of what is possible: 0.0 and `math.inf` for a
+    ratio. JSON has no infinity; an infinite end is null there and comes back as it was. Raises
+    `StatsError` when the ends are not in order.
     """
 
-    low: float
-    high: float
+    # Readers only ever see floats; null exists on the way out of JSON, until __post_init__ has run.
+    if TYPE_CHECKING:
+        low: float
+        high: float
+    else:
+        low: float | None
+        high: float | None
     level: float
 
     def __post_init__(self) -> None:
+        for name, open_end in (("low", -math.inf), ("high", math.inf)):
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, open_end)
         if not self.low <= self.high:
             raise StatsError(f"an interval needs low <= high, got {self.low} and {self.high}")
         if not 0.0 < self.level < 1.0:
