@@ -190,7 +190,8 @@ class Effect(Event, frozen=True, kw_only=True, tag="effect"):
     high: float | None
     n_baseline: int
     n_candidate: int
-    predicted_ratio: float | None
+    n_units: int = 0
+    predicted_ratio: float | None = None
 
 
 class TrafficPlanned(Event, frozen=True, kw_only=True, tag="traffic_planned"):

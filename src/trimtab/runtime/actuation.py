@@ -1,0 +1,188 @@
+"""Moves levers on a real fleet: swaps the traffic plan, restarts a replica into another revision, and undoes both.
+
+Taking back goes by routing first (one swap, at once), then by restart. Every move is an event whose cause is the
+decision behind it.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from trimtab.core.cuts import Cut
+from trimtab.core.events import TrafficPlanned
+from trimtab.core.lever import LeverRecord
+from trimtab.core.ports import LedgerSink
+from trimtab.core.revision import Revision
+from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
+
+DRAIN_TIMEOUT_S = 30.0
+
+
+class FleetControl(Protocol):
+    """What actuation needs of the fleet."""
+
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica, in a stable order."""
+        ...
+
+    def revision_of(self, replica: str) -> Revision:
+        """The revision a replica runs or is starting."""
+        ...
+
+    async def restart_into(
+        self,
+        replica: str,
+        revision: Revision,
+        *,
+        drain_timeout_s: float,
+        keep_kv: bool = True,
+        cause_id: str | None,
+    ) -> None:
+        """Drain a replica, save its slots, start it with another revision, restore the slots."""
+        ...
+
+
+class HasPlan(Protocol):
+    """What follows a traffic plan: the router."""
+
+    plan: TrafficPlan
+
+
+class Actuator:
+    """Carries out what the controller decided. `baseline` is the revision to which replicas go back."""
+
+    def __init__(
+        self,
+        *,
+        router: HasPlan,
+        fleet: FleetControl,
+        sink: LedgerSink,
+        baseline: Revision,
+        mono_s: Callable[[], float],
+    ) -> None:
+        self._router = router
+        self._fleet = fleet
+        self._sink = sink
+        self._baseline = baseline
+        self._mono_s = mono_s
+
+    @property
+    def plan(self) -> TrafficPlan:
+        """The plan in force."""
+        return self._router.plan
+
+    def set_plan(self, plan: TrafficPlan, *, cause_id: str | None) -> str:
+        """Put a plan in force and record it; returns the event's id."""
+        self._router.plan = plan
+        return self._sink.append(TrafficPlanned(plan=plan), cause_id=cause_id, durable=True)
+
+    def set_stage(self, stage: str | None, *, cause_id: str | None) -> None:
+        """Name the stage that traffic belongs to from now on."""
+        self.set_plan(msgspec.structs.replace(self.plan, stage=stage), cause_id=cause_id)
+
+    def candidate_replicas(self, record: LeverRecord) -> tuple[str, ...]:
+        """Choose where a candidate revision runs: the last replica, so that a plain one stays."""
+        replicas = self._fleet.replica_ids()
+        return () if record.revision is None else replicas[-1:]
+
+    async def prepare(self, record: LeverRecord, *, cause_id: str | None) -> tuple[str, ...]:
+        """Start the candidate revision where the lever needs one; nothing is exposed to it yet."""
+        replicas = self.candidate_replicas(record)
+        if record.revision is not None:
+            await self._restart(replicas, record.revision, cause_id)
+        return replicas
+
+    def start_slice(
+        self,
+        record: LeverRecord,
+        share: float,
+        policy: str | None,
+        replicas: tuple[str, ...],
+        *,
+        cause_id: str | None,
+    ) -> None:
+        """Expose the first slice; its clock of blocks starts now."""
+        candidate = CandidatePlan(
+            lever=record.name,
+            share=share,
+            policy=policy,
+            replicas=replicas,
+            comparison=record.ramp.comparison,
+            started_at_s=self._mono_s(),
+            block_s=record.ramp.block_s,
+            edge_s=record.ramp.edge_s,
+            cuts=record.cuts,
+        )
+        self.set_plan(msgspec.structs.replace(self.plan, candidate=candidate), cause_id=cause_id)
+
+    def grow_slice(self, share: float, *, cause_id: str | None) -> None:
+        """Grow the slice of the lever that is being proven; its blocks keep counting."""
+        candidate = self.plan.candidate
+        if candidate is None:
+            raise RuntimeError("no lever is being proven: there is no slice to grow")
+        grown = msgspec.structs.replace(candidate, share=share)
+        self.set_plan(msgspec.structs.replace(self.plan, candidate=grown), cause_id=cause_id)
+
+    async def take_back(self, record: LeverRecord, *, cause_id: str | None) -> None:
+        """Return all traffic to the baseline at once, then return the candidate's replicas to its revision."""
+        replicas = self.candidate_replicas(record)
+        self.set_plan(msgspec.structs.replace(self.plan, candidate=None), cause_id=cause_id)
+        await self._restart(replicas, self._baseline, cause_id)
+
+    def adopt(
+        self,
+        record: LeverRecord,
+        *,
+        policy: str | None,
+        cuts: tuple[Cut, ...],
+        cause_id: str | None,
+    ) -> None:
+        """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts."""
+        plan = msgspec.structs.replace(self.plan, candidate=None)
+        if policy is not None:
+            plan = msgspec.structs.replace(plan, policy=policy)
+        else:
+            wanted = Preference(
+                lever=record.name, cuts=cuts, replicas=self.candidate_replicas(record)
+            )
+            plan = msgspec.structs.replace(plan, preferences=(*plan.preferences, wanted))
+        self.set_plan(plan, cause_id=cause_id)
+
+    async def disable(
+        self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None
+    ) -> None:
+        """Take an adopted lever off: routing first, then the replicas go back to the baseline revision."""
+        kept = tuple(
+            preference for preference in self.plan.preferences if preference.lever != record.name
+        )
+        policy = baseline_policy if record.revision is None else self.plan.policy
+        plan = msgspec.structs.replace(self.plan, policy=policy, preferences=kept)
+        self.set_plan(plan, cause_id=cause_id)
+        await self._restart(self.candidate_replicas(record), self._baseline, cause_id)
+
+    async def enable(
+        self,
+        record: LeverRecord,
+        *,
+        policy: str | None,
+        cuts: tuple[Cut, ...],
+        cause_id: str | None,
+    ) -> None:
+        """Bring a disabled lever back: its revision first, then its traffic."""
+        if record.revision is not None:
+            await self._restart(self.candidate_replicas(record), record.revision, cause_id)
+        self.adopt(record, policy=policy, cuts=cuts, cause_id=cause_id)
+
+    async def _restart(
+        self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None
+    ) -> None:
+        for replica in replicas:
+            if self._fleet.revision_of(replica).id != revision.id:
+                await self._fleet.restart_into(
+                    replica,
+                    revision,
+                    drain_timeout_s=DRAIN_TIMEOUT_S,
+                    keep_kv=True,
+                    cause_id=cause_id,
+                )
