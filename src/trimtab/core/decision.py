@@ -49,10 +49,14 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of a prompt a replica is believed to hold, as the prefix index answered."""
+    """How many tokens of a prompt a replica is believed to hold, as the prefix index answered.
+
+    `displaced`: tokens of other prompts that the replica would overwrite if it got this one.
+    """
 
     replica: str
     tokens: int
+    displaced: int = 0
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,10 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tokens one replica is believed to hold, 0 if none."""
         return next((held.tokens for held in self.held if held.replica == replica_id), 0)
 
+    def displaced_on(self, replica_id: str) -> int:
+        """Return the tokens of other prompts that one replica would overwrite, 0 if none."""
+        return next((held.displaced for held in self.held if held.replica == replica_id), 0)
+
 
 class RouteReason(StrEnum):
     """Why a replica was chosen. Closed: a new rule needs a new reason."""
@@ -84,6 +92,7 @@ class RouteReason(StrEnum):
     ONLY_ONE_READY = "only_one_ready"
     LONGEST_PREFIX_WITHIN_BOUND = "longest_prefix_within_bound"
     PREFIX_OVER_BOUND_NEXT_BEST = "prefix_over_bound_next_best"
+    SHORTER_TIME_BEATS_PREFIX = "shorter_time_beats_prefix"
     LEAST_LOADED_NO_PREFIX = "least_loaded_no_prefix"
     LEAST_LOADED = "least_loaded"
     NONE_READY = "none_ready"
