@@ -207,16 +207,31 @@ class Frozen(Event, frozen=True, kw_only=True, tag="frozen"):
     reason: str
 
 
-class Checkpoint(Event, frozen=True, kw_only=True, tag="checkpoint"):
-    """Retention: events before `through_seq` were removed; `chain_hash` and `state_hash` keep the rest verifiable.
+class LedgerGap(Event, frozen=True, kw_only=True, tag="ledger_gap"):
+    """Events that could not be stored: how many, the first and the last id, and why."""
 
-    `state` is the fold of what was removed, as JSON text, so that folding the rest gives the same state.
+    lost: int
+    first_id: str
+    last_id: str
+    reason: str
+
+
+class Checkpoint(Event, frozen=True, kw_only=True, tag="checkpoint"):
+    """Retention: up to `through_seq` only what a lever's chain needs is left.
+
+    `state` is the fold of everything up to `through_seq`, as JSON text, and `state_hash` its SHA-256;
+    `through_id` and `chain_hash` are the id and the hash of that last event. `removed` are the runs of
+    seqs (first, last) that are gone, and `kept_hash` covers the seqs and hashes of what stayed, so that
+    neither can be changed unseen.
     """
 
     through_seq: int
+    through_id: str
     chain_hash: str
     state_hash: str
     state: str
+    removed: tuple[tuple[int, int], ...]
+    kept_hash: str
 
 
 AnyEvent = (
@@ -241,6 +256,7 @@ AnyEvent = (
     | Effect
     | TrafficPlanned
     | Frozen
+    | LedgerGap
     | Checkpoint
 )
 
@@ -259,6 +275,22 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     event: AnyEvent
     prev_hash: str
     hash: str
+
+
+def kind_of(event: AnyEvent) -> str:
+    """Return the kind of an event as it stands in the ledger."""
+    return str(event.__struct_config__.tag)
+
+
+def lever_of(event: AnyEvent) -> str | None:
+    """Return the name of the one lever an event is about, None if it is about none or about all."""
+    if isinstance(event, LeverProposed):
+        return event.record.name
+    if isinstance(
+        event, RolloutMoved | GatesEvaluated | CutsKept | TriggerMoved | BudgetsRead | Effect
+    ):
+        return event.lever
+    return None
 
 
 GENESIS_HASH = "0" * 64
