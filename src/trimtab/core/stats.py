@@ -203,8 +203,9 @@ def _evidence_max(flips: Sequence[bool]) -> float:
     wins = 0
     best = 0.0
     for n, flip in enumerate(flips, start=1):
-        wins += flip
-        best = max(best, log_wealth(wins, n - wins))
+        if flip:  # a loss only lowers the capital
+            wins += 1
+            best = max(best, log_wealth(wins, n - wins))
     return exp_clamped(best)
 
 
