@@ -1,0 +1,142 @@
+"""What the gateway works out of a prompt before it is served: bytes, session, repetition, token estimates.
+
+No function keeps the text it was given.
+"""
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from trimtab.core.cuts import Cut, cuts_of
+from trimtab.core.ports import RequestFacts
+from trimtab.core.record import RequestRecord, Segment, Tokens
+from trimtab.runtime.secret import Secret
+
+SHINGLE_BYTES: Final = 32
+SHINGLE_PROMPT_BYTES_MAX: Final = 64 * 1024
+SHINGLE_SAMPLE_SHIFT: Final = 62  # keeps hashes below 2^62: one in four, chosen by content
+SESSION_BYTES: Final = 256
+BYTES_PER_TOKEN_START: Final = 3.6
+BYTES_PER_TOKEN_LIMITS: Final = (1.0, 16.0)
+RATIO_SMOOTHING: Final = 0.1
+SAMPLE_TOKENS_MIN: Final = 16
+
+_BASE: Final = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+_MASK: Final = (1 << 64) - 1
+_BASE_INVERSE: Final = pow(_BASE, -1, 1 << 64)
+
+
+class _User(msgspec.Struct):
+    user: str | None = None
+
+
+_USER = msgspec.json.Decoder(_User)
+
+
+def prompt_bytes(segments: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the prompt as one run of bytes: equal leading segments give equal leading bytes."""
+    return b"".join(
+        f"\x1e{kind}\x1f{text}".encode("utf-8", "surrogatepass") for kind, text in segments
+    )
+
+
+def session_of(header: str | None, body: bytes, facts: RequestFacts, secret: Secret) -> str:
+    """Return the keyed hash of a request's session.
+
+    The session is what the client names in its header, else in `user`, else the prompt up to and including
+    the first user message (the first 256 bytes of a plain prompt): later turns resend exactly that.
+    """
+    named = header or user_of(body)
+    if named:
+        return secret.digest(b"named\x00" + named.encode("utf-8", "surrogatepass"))
+    kinds = [kind for kind, _ in facts.segments]
+    if "user" in kinds:
+        head = prompt_bytes(facts.segments[: kinds.index("user") + 1])
+    else:
+        head = prompt_bytes(facts.segments)[:SESSION_BYTES]
+    return secret.digest(b"head\x00" + head)
+
+
+def user_of(body: bytes) -> str | None:
+    """Return the `user` field of a JSON body, None where there is none that is a string."""
+    try:
+        return _USER.decode(body).user
+    except msgspec.MsgspecError:
+        return None
+
+
+def repetition_of(prompt: bytes) -> float | None:
+    """Return how repetitive a prompt is: the share of its 32-byte shingles seen before in it, 0 to 1.
+
+    Shingles start at every byte; a quarter of them, chosen by their hash (so that equal shingles are chosen
+    alike), is counted. Looks at the last 64 KiB. None for a prompt without any shingle. A polynomial hash
+    modulo 2^64 over running sums: the window's sum divided by the power of its position.
+    """
+    data = np.frombuffer(prompt[-SHINGLE_PROMPT_BYTES_MAX:], dtype=np.uint8).astype(np.uint64)
+    count = data.size - SHINGLE_BYTES + 1
+    if count < 1:
+        return None
+    powers = np.full(data.size, _BASE, dtype=np.uint64)
+    powers[0] = 1
+    np.multiply.accumulate(powers, out=powers)
+    sums = np.zeros(data.size + 1, dtype=np.uint64)
+    np.add.accumulate((data + np.uint64(1)) * powers, out=sums[1:])
+    inverses = np.full(count, _BASE_INVERSE, dtype=np.uint64)
+    inverses[0] = 1
+    np.multiply.accumulate(inverses, out=inverses)
+    hashes = (sums[SHINGLE_BYTES:] - sums[:count]) * inverses
+    chosen = hashes[(hashes >> np.uint64(SHINGLE_SAMPLE_SHIFT)) == 0]
+    if chosen.size == 0:
+        return 0.0
+    return 1.0 - float(np.unique(chosen).size) / float(chosen.size)
+
+
+class TokenRatio:
+    """Bytes of prompt per token, learned from the prompt tokens that engines report (smoothing 0.1)."""
+
+    def __init__(self) -> None:
+        self.bytes_per_token = BYTES_PER_TOKEN_START
+
+    def tokens(self, size: int) -> int:
+        """Estimate the tokens of `size` bytes; at least 1 unless there are none."""
+        return math.ceil(size / self.bytes_per_token)
+
+    def learn(self, size: int, tokens: int | None) -> None:
+        """Take in that a prompt of `size` bytes had `tokens` tokens; short prompts say too little."""
+        if tokens is None or tokens < SAMPLE_TOKENS_MIN:
+            return
+        low, high = BYTES_PER_TOKEN_LIMITS
+        sample = min(high, max(low, size / tokens))
+        self.bytes_per_token += RATIO_SMOOTHING * (sample - self.bytes_per_token)
+
+
+def segments_of(
+    segments: tuple[tuple[str, str], ...], secret: Secret, ratio: TokenRatio
+) -> tuple[Segment, ...]:
+    """Return each part of a prompt as a keyed hash and an estimated token count."""
+    encoded = [(kind, text.encode("utf-8", "surrogatepass")) for kind, text in segments]
+    return tuple(
+        Segment(kind=kind, hash=secret.digest(data), tokens=ratio.tokens(len(data)))
+        for kind, data in encoded
+    )
+
+
+def cuts_before_serving(
+    facts: RequestFacts, *, label: str | None, repetition: float | None, prompt_tokens: int
+) -> tuple[Cut, ...]:
+    """Return the cuts of a request that are known before it is served; input tokens are estimated."""
+    known = RequestRecord(
+        request_id="",
+        arrived_at_s=0.0,
+        finished_at_s=0.0,
+        endpoint="",
+        stream=facts.stream,
+        label=label,
+        repetition=repetition,
+        temperature=facts.temperature,
+        constraint=facts.constraint,
+        tokens=Tokens(prompt=prompt_tokens),
+    )
+    return cuts_of(known)

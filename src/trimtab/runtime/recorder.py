@@ -1,0 +1,284 @@
+"""Measures one request while it passes and makes its record when it has ended.
+
+Text lives in memory until the record is made and never longer: at most 64 KiB of output are kept to see whether the
+model is looping; everything else is counted or hashed as it comes.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
+from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
+from trimtab.core.types import ErrorClass
+from trimtab.runtime.router import Routed
+from trimtab.runtime.secret import Secret
+from trimtab.workloads.base import looks_looping
+
+OUTPUT_CHARS_KEPT_MAX: Final = 64 * 1024
+STATUS_CLIENT_ABORT: Final = 499
+_NOTHING: Final = EngineReport()
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What was worked out of a prompt: nothing of its text."""
+
+    session: str
+    label: str | None
+    repetition: float | None
+    hash: str
+    size: int
+
+
+class Measurement:
+    """One request as it is seen passing. Times are seconds of the monotonic clock unless named `_at_s`."""
+
+    def __init__(self, request_id: str, endpoint: str, *, at_s: float, mono_s: float) -> None:
+        self.request_id = request_id
+        self.endpoint = endpoint
+        self.facts: RequestFacts | None = None
+        self.prompt: Prompt | None = None
+        self.routed: Routed | None = None
+        self.captured: int | None = None
+        self.stage: str | None = None
+        self.status = 0
+        self.error = ErrorClass.NONE
+        self.client_aborted = False
+        self.done = False
+        self.unreadable = 0
+        self.report = _NOTHING
+        self._finish_reason: str | None = None
+        self._arrived_at_s = at_s
+        self._arrived_s = mono_s
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+        self._gap_s_max: float | None = None
+        self._chunks = 0
+        self._text: list[str] = []
+        self._text_chars = 0
+        self._output_hash: hashlib.blake2b | None = None
+
+    def arrived(self, *, at_s: float, mono_s: float) -> None:
+        """Note that the whole request is here; latencies count from now, not from a slow upload's start."""
+        self._arrived_at_s = at_s
+        self._arrived_s = mono_s
+
+    def failed(self, status: int, error: ErrorClass) -> None:
+        """Note how the request failed; the first failure counts."""
+        if self.error is ErrorClass.NONE:
+            self.status, self.error = status, error
+
+    def aborted(self) -> None:
+        """Note that the client left before the end."""
+        if self.error is ErrorClass.NONE:
+            self.client_aborted = True
+        self.failed(STATUS_CLIENT_ABORT, ErrorClass.CLIENT_ABORT)
+
+    def saw(self, event: StreamEvent, *, mono_s: float, secret: Secret) -> None:
+        """Take in one event of a stream, or a whole answer that came at once."""
+        if event.text:
+            self._saw_text(event.text, mono_s, secret)
+        self.done = self.done or event.done
+        self._finish_reason = event.finish_reason or self._finish_reason
+        if event.report is not None:
+            self.report = event.report
+        if event.error is not None:
+            self.failed(self.status, ErrorClass.UPSTREAM_STATUS)
+
+    def _saw_text(self, text: str, mono_s: float, secret: Secret) -> None:
+        self._chunks += 1
+        if self._first_s is None or self._last_s is None:
+            self._first_s = mono_s
+        else:
+            self._gap_s_max = max(self._gap_s_max or 0.0, mono_s - self._last_s)
+        self._last_s = mono_s
+        if self._output_hash is None:
+            self._output_hash = secret.hasher()
+        self._output_hash.update(text.encode("utf-8", "surrogatepass"))
+        if self._text_chars < OUTPUT_CHARS_KEPT_MAX:
+            self._text.append(text[: OUTPUT_CHARS_KEPT_MAX - self._text_chars])
+            self._text_chars += len(self._text[-1])
+
+    def record(
+        self,
+        *,
+        at_s: float,
+        mono_s: float,
+        segments: tuple[Segment, ...],
+        hardware: str,
+        topology: str,
+    ) -> RequestRecord:
+        """Make the record of a request that has ended; forgets the output's text."""
+        e2e_ms = (mono_s - self._arrived_s) * 1000.0
+        text, self._text = "".join(self._text), []
+        ttft_ms = None if self._first_s is None else (self._first_s - self._arrived_s) * 1000.0
+        record = RequestRecord(
+            request_id=self.request_id,
+            arrived_at_s=self._arrived_at_s,
+            finished_at_s=at_s,
+            endpoint=self.endpoint,
+            stream=self._is_stream,
+            e2e_ms=e2e_ms,
+            ttft_ms=ttft_ms if self._is_stream else None,
+            tpot_ms=self._tpot_ms(ttft_ms, e2e_ms),
+            phases=self._phases(ttft_ms, e2e_ms),
+            chunk_gap_ms_max=None if self._gap_s_max is None else self._gap_s_max * 1000.0,
+            chunk_gap_ms_mean=self._gap_ms_mean(),
+            chunks=self._chunks,
+            tokens=self._tokens(),
+            drafting=self._drafting(),
+            status=self.status,
+            error=self.error,
+            client_aborted=self.client_aborted,
+            finish_reason=self.report.finish_reason or self._finish_reason,
+            looping=looks_looping(text) if text else None,
+            output_hash=self._output_hash.hexdigest() if self._output_hash else None,
+            segments=segments,
+            stage=self.stage,
+            hardware=hardware,
+            topology=topology,
+        )
+        record = self._with_routing(self._with_request(record))
+        return msgspec.structs.replace(record, unknown=self._unknown(record))
+
+    @property
+    def _is_stream(self) -> bool:
+        return self.facts is not None and self.facts.stream
+
+    def _with_request(self, record: RequestRecord) -> RequestRecord:
+        facts, prompt = self.facts, self.prompt
+        if facts is None or prompt is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            session=prompt.session,
+            label=prompt.label,
+            repetition=prompt.repetition,
+            prompt_hash=prompt.hash,
+            temperature=facts.temperature,
+            constraint=facts.constraint,
+            max_tokens=facts.max_tokens,
+        )
+
+    def _with_routing(self, record: RequestRecord) -> RequestRecord:
+        routed = self.routed
+        if routed is None:
+            return record
+        replica, admission, exposure = routed.replica, routed.admission, routed.exposure
+        return msgspec.structs.replace(
+            record,
+            arm=exposure.arm,
+            lever=exposure.lever,
+            slice=exposure.slice,
+            block=exposure.block,
+            policy=routed.decision.policy,
+            replica=replica.id if replica else None,
+            revision=replica.revision if replica else None,
+            batch_at_admission=admission.batch if admission else None,
+            concurrency_at_admission=admission.concurrency if admission else None,
+        )
+
+    def _phases(self, ttft_ms: float | None, e2e_ms: float) -> Phases:
+        """Cut the time into phases that add up to it where the engine said how long its part took."""
+        prefill_ms, decode_ms = self.report.prefill_ms, self.report.decode_ms
+        if self._is_stream:
+            decode_ms = None if ttft_ms is None else e2e_ms - ttft_ms
+            before_ms = ttft_ms
+        else:
+            before_ms = None if decode_ms is None else e2e_ms - decode_ms
+        queue_ms = None
+        if before_ms is not None and prefill_ms is not None:
+            queue_ms = max(0.0, before_ms - prefill_ms)
+        return Phases(
+            queue_ms=queue_ms,
+            prefill_ms=prefill_ms,
+            transfer_ms=0.0 if self.captured is not None else None,
+            decode_ms=decode_ms,
+        )
+
+    def _tpot_ms(self, ttft_ms: float | None, e2e_ms: float) -> float | None:
+        output = self.report.output_tokens
+        if output is None or output < 2 or self._choices > 1 or self.error is not ErrorClass.NONE:
+            return None
+        if not self._is_stream:
+            decode_ms = self.report.decode_ms
+            return None if decode_ms is None else decode_ms / (output - 1)
+        return None if ttft_ms is None else (e2e_ms - ttft_ms) / (output - 1)
+
+    @property
+    def _choices(self) -> int:
+        return self.facts.n if self.facts else 1
+
+    def _gap_ms_mean(self) -> float | None:
+        if self._chunks < 2 or self._first_s is None or self._last_s is None:
+            return None
+        return (self._last_s - self._first_s) * 1000.0 / (self._chunks - 1)
+
+    def _tokens(self) -> Tokens:
+        report = self.report
+        decision = self.routed.decision if self.routed else None
+        is_estimated = report.output_tokens is None and self._is_stream and self._chunks > 0
+        return Tokens(
+            prompt=report.prompt_tokens,
+            predicted=decision.predicted_cached_tokens if decision else None,
+            captured=self.captured,
+            delivered=report.cached_tokens,
+            held_best=decision.held_best_tokens if decision else None,
+            output=self._chunks if is_estimated else report.output_tokens,
+            output_estimated=is_estimated,
+        )
+
+    def _drafting(self) -> Drafting:
+        """Return the draft counts; engines leave them out where a speculating replica drafted nothing."""
+        report = self.report
+        replica = self.routed.replica if self.routed else None
+        drafted, accepted, output = (
+            report.drafted_tokens,
+            report.accepted_tokens,
+            report.output_tokens,
+        )
+        is_left_out = drafted is None and accepted is None and output is not None
+        if is_left_out and replica is not None and replica.speculating:
+            drafted, accepted = 0, 0
+        steps = None if output is None or accepted is None else output - accepted
+        return Drafting(
+            drafts=report.drafts,
+            drafted=drafted,
+            accepted=accepted,
+            accepted_per_step=output / steps if output and steps and steps > 0 else None,
+        )
+
+    def _unknown(self, record: RequestRecord) -> dict[str, str]:
+        """Return why each field that stayed None did; a request that failed has one reason for all."""
+        failed = None if self.error is ErrorClass.NONE else f"the request ended: {self.error.value}"
+        silent = failed or "the engine did not report it"
+        streamed = "not a stream" if not self._is_stream else "fewer than two chunks"
+        tokens, phases, drafting = record.tokens, record.phases, record.drafting
+        few = "several choices in one answer" if self._choices > 1 else "fewer than two tokens"
+        rows: tuple[tuple[str, object, str], ...] = (
+            ("ttft_ms", record.ttft_ms, failed or ("no output" if self._is_stream else streamed)),
+            (
+                "tpot_ms",
+                record.tpot_ms,
+                few if tokens.output is not None and not failed else silent,
+            ),
+            ("chunk_gap_ms_max", record.chunk_gap_ms_max, failed or streamed),
+            ("phases.queue_ms", phases.queue_ms, silent),
+            ("phases.prefill_ms", phases.prefill_ms, silent),
+            ("phases.decode_ms", phases.decode_ms, silent),
+            ("tokens.prompt", tokens.prompt, silent),
+            ("tokens.delivered", tokens.delivered, silent),
+            ("tokens.output", tokens.output, silent),
+            ("tokens.captured", tokens.captured, "not sent to a replica"),
+            ("tokens.predicted", tokens.predicted, "not routed"),
+            ("drafting.accepted", drafting.accepted, silent),
+            ("drafting.drafts", drafting.drafts, silent),
+            ("repetition", record.repetition, "no prompt, or one too short to tell"),
+            ("temperature", record.temperature, "the request leaves it to the engine"),
+            ("replica", record.replica, "not sent to a replica"),
+        )
+        unknown = {name: reason for name, value, reason in rows if value is None}
+        if self.unreadable:
+            unknown["chunks"] = f"{self.unreadable} events of the stream could not be read"
+        return unknown

@@ -1,0 +1,226 @@
+"""Routes one request: what it meets by the traffic plan, then where the policy sends it.
+
+Deciding itself is pure (`core.traffic`, the policies). This shell gathers what they look at and folds the
+outcome back: the load state counts the request, and at dispatch the prefix index learns where its prompt went.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from trimtab.core.decision import (
+    FleetView,
+    ReplicaView,
+    RouteRequest,
+    RoutingDecision,
+    RoutingPolicy,
+)
+from trimtab.core.ports import RequestFacts
+from trimtab.core.prefix import PrefixIndex
+from trimtab.core.traffic import Exposure, TrafficPlan, expose
+from trimtab.core.types import Arm
+from trimtab.runtime.loadstate import Admission, LoadState
+from trimtab.runtime.prompt import TokenRatio, cuts_before_serving
+
+LABELS_MAX: Final = 256
+OUTPUT_TOKENS_START: Final = 128.0
+OUTPUT_SMOOTHING: Final = 0.1
+START_PLAN: Final = TrafficPlan(policy="round_robin")
+
+
+class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway knows of a request when it asks for a replica; `blocks` are its hashed prompt blocks."""
+
+    request_id: str
+    facts: RequestFacts
+    blocks: tuple[int, ...]
+    prompt_size: int
+    session: str
+    label: str | None
+    repetition: float | None
+    now_s: float
+
+
+class Routed(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision with all it was made from. `replica` and `admission` are None when none could serve."""
+
+    query: RouteQuery
+    decision: RoutingDecision
+    view: FleetView
+    exposure: Exposure
+    prompt_tokens: int
+    replica: ReplicaView | None
+    admission: Admission | None
+
+
+class OutputExpectation:
+    """Output tokens to expect of a request: the smoothed mean of its label, at most its max_tokens."""
+
+    def __init__(self) -> None:
+        self._means: OrderedDict[str | None, float] = OrderedDict()
+
+    def tokens(self, label: str | None, max_tokens: int | None) -> int:
+        """Return the expected output tokens of a request, at least 1."""
+        mean = self._means.get(label, OUTPUT_TOKENS_START)
+        return max(1, round(mean if max_tokens is None else min(mean, max_tokens)))
+
+    def learn(self, label: str | None, tokens: int) -> None:
+        """Take in how long an answer was; the label longest unused goes when there are 256."""
+        mean = self._means.pop(label, float(tokens))
+        self._means[label] = mean + OUTPUT_SMOOTHING * (tokens - mean)
+        if len(self._means) > LABELS_MAX:
+            self._means.popitem(last=False)
+
+
+class Router:
+    """Prefix index, load state and traffic plan brought together; `plan` is replaced as a whole."""
+
+    def __init__(
+        self,
+        load: LoadState,
+        index: PrefixIndex,
+        policies: Mapping[str, RoutingPolicy],
+        rng: random.Random,
+        *,
+        plan: TrafficPlan = START_PLAN,
+    ) -> None:
+        self.load = load
+        self.index = index
+        self.plan = plan
+        self.ratio = TokenRatio()
+        self.expectation = OutputExpectation()
+        self._policies = dict(policies)
+        self._rng = rng
+        self._sequence = 0
+
+    def route(self, query: RouteQuery) -> Routed:
+        """Decide what a request meets and where it goes, and count it on its replica.
+
+        Where the arm's replicas are all away, the request is served by any other and left out of the comparison:
+        service comes before proof.
+        """
+        plan = self.plan
+        prompt_tokens = self.ratio.tokens(query.prompt_size)
+        exposure = expose(
+            plan,
+            session=query.session,
+            cuts=cuts_before_serving(
+                query.facts,
+                label=query.label,
+                repetition=query.repetition,
+                prompt_tokens=prompt_tokens,
+            ),
+            now_s=query.now_s,
+            replicas=self.load.ready(),
+        )
+        routed = self._decide(query, exposure, prompt_tokens)
+        if routed.replica is None and exposure.allowed is not None and self.load.ready():
+            routed = self._decide(query, _detached(plan, None), prompt_tokens)
+        return self._admit(routed)
+
+    def reroute(self, routed: Routed, *, may_repeat: bool) -> Routed:
+        """Decide again after a dispatch in vain, without that replica; the request leaves the comparison.
+
+        `may_repeat`: where no other is ready, the same replica may be tried once more. The load counts the request
+        anew. The caller has not sent a byte to its client.
+        """
+        assert routed.replica is not None
+        failed = routed.replica.id
+        self.load.finished(routed.query.request_id)
+        self.index.finished(failed, routed.query.blocks)
+        ready = self.load.ready()
+        others = tuple(replica for replica in ready if replica != failed)
+        if not others and may_repeat:
+            others = ready
+        wanted = routed.exposure.allowed
+        allowed = tuple(replica for replica in others if wanted is None or replica in wanted)
+        exposure = (
+            msgspec.structs.replace(routed.exposure, allowed=allowed, block=None)
+            if allowed
+            else _detached(self.plan, others)
+        )
+        return self._admit(self._decide(routed.query, exposure, routed.prompt_tokens))
+
+    def dispatched(self, routed: Routed) -> int:
+        """Note that a request is being sent; return the tokens its replica is believed to hold right now."""
+        assert routed.replica is not None
+        query, replica = routed.query, routed.replica.id
+        captured = self.index.believed(
+            replica, query.blocks, routed.prompt_tokens, query.prompt_size
+        )
+        self.index.record(replica, query.blocks, query.now_s)
+        return captured
+
+    def finished(
+        self,
+        routed: Routed,
+        *,
+        captured: int | None,
+        delivered: int | None,
+        output_tokens: int | None,
+    ) -> None:
+        """Fold a finished request back. `captured`: what `dispatched` returned, None if it was not sent.
+
+        `delivered` and `output_tokens` None are unknown and teach nothing.
+        """
+        self.load.finished(routed.query.request_id)
+        if routed.replica is not None and captured is not None:
+            replica, blocks = routed.replica.id, routed.query.blocks
+            self.index.finished(replica, blocks)
+            if delivered is not None:
+                self.index.correct(replica, blocks, captured, delivered)
+        if output_tokens is not None:
+            self.expectation.learn(routed.query.label, output_tokens)
+
+    def forget(self, replica: str) -> None:
+        """Note that a replica lost its cache, as a restart without its KV does."""
+        self.index.forget(replica)
+
+    def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
+        self._sequence += 1
+        view = self.load.view(query.now_s, sequence=self._sequence)
+        request = RouteRequest(
+            request_id=query.request_id,
+            prompt_tokens=prompt_tokens,
+            output_tokens_expected=self.expectation.tokens(query.label, query.facts.max_tokens),
+            session=query.session,
+            label=query.label,
+            temperature=query.facts.temperature,
+            constraint=query.facts.constraint,
+            repetition=query.repetition,
+            held=self.index.held(query.blocks, prompt_tokens, query.prompt_size),
+            allowed=exposure.allowed,
+            preferred=exposure.preferred,
+            arm=exposure.arm,
+            lever=exposure.lever,
+        )
+        decision = self._policies[exposure.policy].decide(view, request, self._rng.random())
+        return Routed(
+            query=query,
+            decision=decision,
+            view=view,
+            exposure=exposure,
+            prompt_tokens=prompt_tokens,
+            replica=None if decision.replica is None else view.replica(decision.replica),
+            admission=None,
+        )
+
+    def _admit(self, routed: Routed) -> Routed:
+        if routed.replica is None:
+            return routed
+        query = routed.query
+        admission = self.load.admitted(
+            query.request_id,
+            routed.replica.id,
+            prefill_tokens=routed.prompt_tokens - routed.decision.predicted_cached_tokens,
+            decode_tokens=self.expectation.tokens(query.label, query.facts.max_tokens),
+        )
+        return msgspec.structs.replace(routed, admission=admission)
+
+
+def _detached(plan: TrafficPlan, allowed: tuple[str, ...] | None) -> Exposure:
+    """Return the exposure of a request that is served outside every comparison."""
+    return Exposure(arm=Arm.BASELINE, policy=plan.policy, allowed=allowed)
