@@ -1,0 +1,281 @@
+"""How a rollout moves: a closed table of states, and the ramp that climbs it.
+
+Law: a lever meets traffic in the shares of its ramp. It leaves the first share, and later the proving
+state, only after a full peak cycle there; every step up needs a `pass` of the gates on evidence from that
+share. `fail` takes it back at once, `hold` stays and gives up after HOLD_CYCLES_MAX peak cycles at one share,
+`error` takes the traffic off and waits for a person for as long. While frozen nothing is promoted; taking
+back still happens.
+
+Failure mode: the clock of a share starts anew after a restart, so a rollout takes longer than it must.
+"""
+
+import math
+
+import msgspec
+
+from trimtab.core.gate import GateResult
+from trimtab.core.lever import Comparison, LeverRecord
+from trimtab.core.record import RequestRecord
+from trimtab.core.traffic import CandidatePlan, place
+from trimtab.core.types import Arm, RolloutState, Verdict
+
+HOLD_CYCLES_MAX = 10.0
+"""Peak cycles at one share after which a rollout without enough evidence is taken back."""
+
+BLOCKS_PER_STEP_MIN = 4
+"""Blocks that pass at a share before it may grow: two pairs, so that old evidence cannot grow it twice."""
+
+_S = RolloutState
+
+TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
+    _S.PROPOSED: {
+        _S.CANARY: "started: the first share meets the candidate",
+        _S.ROLLED_BACK: "withdrawn",
+        _S.EXPIRED: "never started in time",
+    },
+    _S.CANARY: {
+        _S.RAMPING: "a full peak cycle and a pass",
+        _S.PROVING: "the same, and the first share is the last",
+        _S.PAUSED: "a gate could not be judged",
+        _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
+        _S.EXPIRED: "the record expired",
+    },
+    _S.RAMPING: {
+        _S.RAMPING: "a pass: the next share",
+        _S.PROVING: "a pass at the last share",
+        _S.PAUSED: "a gate could not be judged",
+        _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
+        _S.EXPIRED: "the record expired",
+    },
+    _S.PROVING: {
+        _S.ADOPTED: "another full peak cycle and a pass",
+        _S.PAUSED: "a gate could not be judged",
+        _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
+        _S.EXPIRED: "the record expired",
+    },
+    _S.PAUSED: {
+        _S.CANARY: "a person resumed it: from the first share",
+        _S.ROLLED_BACK: "nobody resumed it in time",
+        _S.EXPIRED: "the record expired",
+    },
+    _S.ADOPTED: {
+        _S.DISABLED: "a trigger fired",
+        _S.ROLLED_BACK: "the paying budget binds, or a person took it back",
+        _S.EXPIRED: "the record expired: it must prove itself again",
+    },
+    _S.DISABLED: {
+        _S.ADOPTED: "its trigger let it come back",
+        _S.ROLLED_BACK: "a person took it back",
+        _S.EXPIRED: "the record expired",
+    },
+    _S.ROLLED_BACK: {_S.PROPOSED: "proposed anew, with a new record"},
+    _S.EXPIRED: {_S.PROPOSED: "proposed anew, with a new record"},
+}
+"""Every state with its exits and what causes them."""
+
+RUNNING = frozenset({_S.CANARY, _S.RAMPING, _S.PROVING})
+"""The states in which a slice of traffic meets the candidate."""
+
+
+class TransitionError(ValueError):
+    """A move that the table does not have; the message names both states."""
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at the gates. `frozen`: promotions are stopped."""
+
+    verdict: Verdict
+    results: tuple[GateResult, ...] = ()
+    frozen: bool = False
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rollout is. All times are of one clock, the caller's, in seconds.
+
+    `share` is the part of the sessions in the slice: 0 when no traffic meets the candidate. `looks` counts
+    all looks, `passes` those that promoted.
+    """
+
+    lever: str
+    state: RolloutState
+    share_index: int
+    share: float
+    started_at_s: float
+    entered_at_s: float
+    share_entered_at_s: float
+    looks: int = 0
+    passes: int = 0
+    verdict: Verdict | None = None
+    reason: str = ""
+
+
+def begin(record: LeverRecord, now_s: float) -> Rollout:
+    """Start a proposed lever: canary at the first share."""
+    return Rollout(
+        lever=record.name,
+        state=RolloutState.CANARY,
+        share_index=0,
+        share=record.ramp.shares[0],
+        started_at_s=now_s,
+        entered_at_s=now_s,
+        share_entered_at_s=now_s,
+        reason="first slice",
+    )
+
+
+def resume(record: LeverRecord, state: RolloutState, share: float, now_s: float) -> Rollout:
+    """Return the rollout that a restart found, at its share, with its clocks and its evidence from zero.
+
+    `state` and `share` come from the folded ledger. A share that the ramp does not have, and a paused
+    rollout, start at the first. Raises `TransitionError` for a state in which nothing is being proven.
+    """
+    if state not in RUNNING and state is not RolloutState.PAUSED:
+        raise TransitionError(f"a rollout that is {state.value} is not being proven")
+    shares = record.ramp.shares
+    if state is RolloutState.PAUSED or share not in shares:
+        return begin(record, now_s)
+    rollout = begin(record, now_s)
+    return msgspec.structs.replace(
+        rollout,
+        state=state,
+        share_index=shares.index(share),
+        share=share,
+        reason="resumed after a restart",
+    )
+
+
+def move(rollout: Rollout, to: RolloutState, now_s: float, reason: str) -> Rollout:
+    """Move along the table, keeping the share where the slice goes on; raises `TransitionError` off it."""
+    if to not in TRANSITIONS[rollout.state]:
+        raise TransitionError(f"{rollout.lever}: no way from {rollout.state.value} to {to.value}")
+    return msgspec.structs.replace(
+        rollout,
+        state=to,
+        share=rollout.share if to in RUNNING else 0.0,
+        entered_at_s=now_s,
+        reason=reason,
+    )
+
+
+def advance(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> Rollout:
+    """Return the rollout after one look. Nothing but a `pass` promotes."""
+    if rollout.state in RUNNING or rollout.state is RolloutState.PAUSED:
+        if now_s - rollout.entered_at_s < 0.0:
+            return rollout
+        seen = msgspec.structs.replace(rollout, looks=rollout.looks + 1, verdict=look.verdict)
+        if rollout.state is RolloutState.PAUSED:
+            return _paused(record, seen, now_s)
+        return _judge(record, seen, look, now_s)
+    return rollout
+
+
+def expire(record: LeverRecord, rollout: Rollout, wall_s: float, now_s: float) -> Rollout:
+    """Return the rollout, expired if the wall clock is at or past the record's expiry."""
+    ended = RolloutState.EXPIRED not in TRANSITIONS[rollout.state]
+    if ended or wall_s < record.expires_at_s:
+        return rollout
+    return move(rollout, RolloutState.EXPIRED, now_s, "the record expired")
+
+
+def comparable(
+    rollout: Rollout, candidate: CandidatePlan, records: list[RequestRecord]
+) -> list[RequestRecord]:
+    """Keep the records that speak of the present share and compare like with like.
+
+    Whole pairs of blocks after the share was entered (harm may begin only at this share, and old passes would
+    hide it); in a switchback, the sessions of the slice in both arms. `rollout` and `candidate` must be timed by
+    one clock.
+    """
+    first = first_block(rollout, candidate)
+    matched = candidate.comparison is Comparison.SWITCHBACK
+    return [
+        one
+        for one in records
+        if one.lever == rollout.lever
+        and one.block is not None
+        and one.block >= first
+        and not (matched and one.arm is Arm.BASELINE and _outside(one, candidate))
+    ]
+
+
+def first_block(rollout: Rollout, candidate: CandidatePlan) -> int:
+    """Return the first block whose evidence counts at this share: an even one, so that pairs stay whole."""
+    elapsed = max(0.0, rollout.share_entered_at_s - candidate.started_at_s)
+    block = math.ceil(elapsed / candidate.block_s - 1e-9)
+    return block + block % 2
+
+
+def render_transitions() -> str:
+    """Return the table as Markdown, for the documents."""
+    lines = ["| from | to | when |", "|---|---|---|"]
+    for state, exits in TRANSITIONS.items():
+        lines += [f"| {state.value} | {to.value} | {when} |" for to, when in exits.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _outside(record: RequestRecord, candidate: CandidatePlan) -> bool:
+    if record.session is None:
+        return False
+    return place(record.session, candidate.lever) >= candidate.share
+
+
+def _paused(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
+    if now_s - rollout.entered_at_s < HOLD_CYCLES_MAX * record.ramp.peak_cycle_s:
+        return rollout
+    return move(rollout, RolloutState.ROLLED_BACK, now_s, "paused, and nobody resumed it in time")
+
+
+def _judge(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> Rollout:
+    match look.verdict:
+        case Verdict.FAIL:
+            return move(
+                rollout, RolloutState.ROLLED_BACK, now_s, _because(look, "failed", Verdict.FAIL)
+            )
+        case Verdict.ERROR:
+            reason = _because(look, "could not be judged", Verdict.ERROR)
+            return move(rollout, RolloutState.PAUSED, now_s, reason)
+        case Verdict.HOLD:
+            return _hold(record, rollout, look, now_s)
+        case Verdict.PASS:
+            return rollout if look.frozen else _promote(record, rollout, now_s)
+
+
+def _hold(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> Rollout:
+    # Time at one share, not in one state: the last share is judged in two states.
+    waited = now_s - rollout.share_entered_at_s
+    if waited < HOLD_CYCLES_MAX * record.ramp.peak_cycle_s:
+        return rollout
+    reason = "not enough evidence in time; " + _because(look, "held", Verdict.HOLD)
+    return move(rollout, RolloutState.ROLLED_BACK, now_s, reason)
+
+
+def _promote(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
+    ramp = record.ramp
+    at_share = now_s - rollout.share_entered_at_s
+    if at_share < BLOCKS_PER_STEP_MIN * ramp.block_s:
+        return rollout
+    in_state = now_s - rollout.entered_at_s
+    cycle_over = in_state >= ramp.peak_cycle_s
+    passed = msgspec.structs.replace(rollout, passes=rollout.passes + 1)
+    last = rollout.share_index == len(ramp.shares) - 1
+    if rollout.state is RolloutState.PROVING:
+        if not cycle_over:
+            return rollout
+        adopted = move(passed, RolloutState.ADOPTED, now_s, f"passed over {ramp.peak_is}")
+        return msgspec.structs.replace(adopted, share=1.0)
+    if rollout.state is RolloutState.CANARY and not cycle_over:
+        return rollout
+    if last:
+        return move(passed, RolloutState.PROVING, now_s, f"passed at {rollout.share:.0%}")
+    grown = move(passed, RolloutState.RAMPING, now_s, f"passed at {rollout.share:.0%}")
+    index = rollout.share_index + 1
+    return msgspec.structs.replace(
+        grown, share_index=index, share=ramp.shares[index], share_entered_at_s=now_s
+    )
+
+
+def _because(look: Look, what: str, verdict: Verdict) -> str:
+    named = [result for result in look.results if result.verdict is verdict]
+    if not named:
+        return f"a gate {what}"
+    return f"{named[0].gate} {what}: {named[0].reason}"
