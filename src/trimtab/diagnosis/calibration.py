@@ -1,0 +1,129 @@
+"""The mathematics of calibration: timings of short probes in, cost model and speculation table out.
+
+Medians per point, because one probe that met another process would tilt a least-squares line.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from trimtab.core.cost import CostModel, SpeculationTable, StepPoint, fit_line
+from trimtab.core.revision import Speculation
+
+
+class CalibrationError(ValueError):
+    """Timings from which nothing can be fitted; the message says which are missing."""
+
+
+class PrefillTiming(msgspec.Struct, frozen=True):
+    """One prefill: uncached prompt tokens and milliseconds."""
+
+    tokens: int
+    ms: float
+
+
+class StepTiming(msgspec.Struct, frozen=True):
+    """Decoding `batch` streams at once: milliseconds per token of one of them."""
+
+    batch: int
+    ms_per_token: float
+
+
+class BatchRun(msgspec.Struct, frozen=True, kw_only=True):
+    """`batch` streams decoded at once: output tokens of all, wall seconds, and draft counts."""
+
+    batch: int
+    speculating: bool
+    output_tokens: int
+    wall_s: float
+    accepted_tokens: int | None = None
+
+
+def fit_cost(
+    prefills: Sequence[PrefillTiming], steps: Sequence[StepTiming], *, source: str
+) -> CostModel:
+    """Fit a cost model; raises `CalibrationError` without at least one prefill and one step.
+
+    With one prompt size (or one batch) its line goes through the origin, as `fit_line` says.
+    """
+    if not prefills:
+        raise CalibrationError("no prefill was timed: the cost of a prompt token is unknown")
+    if not steps:
+        raise CalibrationError("no decode step was timed: the cost of an output token is unknown")
+    base_ms, per_token_ms = fit_line(_medians((float(p.tokens), p.ms) for p in prefills))
+    step_ms, per_stream_ms = fit_line(_medians((float(s.batch), s.ms_per_token) for s in steps))
+    return CostModel(
+        prefill_base_ms=base_ms,
+        prefill_ms_per_token=per_token_ms,
+        step_base_ms=step_ms,
+        step_ms_per_stream=per_stream_ms,
+        prefill_samples=len(prefills),
+        step_samples=len(steps),
+        source=source,
+    )
+
+
+def _medians(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    by_x: dict[float, list[float]] = defaultdict(list)
+    for x, y in points:
+        by_x[x].append(y)
+    return [(x, median(values)) for x, values in sorted(by_x.items())]
+
+
+def speculation_table(
+    runs: Sequence[BatchRun], *, speculation: Speculation, content: str
+) -> SpeculationTable:
+    """Pool interleaved runs by batch and side; runs without time or tokens are left out.
+
+    Pooled rate: all output tokens of a point over all its wall time. Raises `CalibrationError` if no batch was
+    measured on both sides, because then nothing says whether drafting pays.
+    """
+    usable = [run for run in runs if run.wall_s > 0 and run.output_tokens > 0]
+    off = _points([run for run in usable if not run.speculating])
+    on = _points([run for run in usable if run.speculating])
+    if not {point.batch for point in off} & {point.batch for point in on}:
+        raise CalibrationError("no batch was measured both with and without speculation")
+    return SpeculationTable(speculation=speculation, off=off, on=on, content=content)
+
+
+def _points(runs: Sequence[BatchRun]) -> tuple[StepPoint, ...]:
+    by_batch: dict[int, list[BatchRun]] = defaultdict(list)
+    for run in runs:
+        by_batch[run.batch].append(run)
+    return tuple(
+        StepPoint(
+            batch=batch,
+            tokens_per_s=sum(run.output_tokens for run in theirs)
+            / sum(run.wall_s for run in theirs),
+            samples=len(theirs),
+            accepted_per_step=_accepted_per_step(theirs),
+        )
+        for batch, theirs in sorted(by_batch.items())
+    )
+
+
+def _accepted_per_step(runs: Sequence[BatchRun]) -> float | None:
+    told = [run for run in runs if run.accepted_tokens is not None]
+    output = sum(run.output_tokens for run in told)
+    steps = output - sum(run.accepted_tokens or 0 for run in told)
+    return output / steps if steps > 0 else None
+
+
+def speedup_at(table: SpeculationTable, batch: float) -> float | None:
+    """Return aggregate throughput with over without speculation at a batch; None without a common point.
+
+    Linear between measured batches, the nearest one beyond them: nothing is promised outside what was measured
+    that was not measured at its edge.
+    """
+    ratios = table.ratios()
+    if not ratios:
+        return None
+    if batch <= ratios[0][0]:
+        return ratios[0][1]
+    for (low, ratio_low), (high, ratio_high) in itertools.pairwise(ratios):
+        if batch <= high:
+            return ratio_low + (ratio_high - ratio_low) * (batch - low) / (high - low)
+    return ratios[-1][1]

@@ -1,0 +1,172 @@
+"""What the record of n-gram speculation says: its condition, predictions, gates and triggers.
+
+All latencies are compared at matched batch, because the arms run on replicas of their own whose loads differ.
+"""
+
+from trimtab.core.cost import SpeculationTable
+from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.gate import GateSpec, Metric, Question, Statistic
+from trimtab.core.lever import ExpectedEffect, Situation, TriggerSignal, TriggerSpec
+from trimtab.core.types import RolloutState
+from trimtab.diagnosis.calibration import speedup_at
+from trimtab.diagnosis.names import Name
+from trimtab.levers.shape import (
+    TAIL_HARM_MARGIN,
+    TPOT_HARM_MARGIN,
+    clamp_ratio,
+    common_vetoes,
+    veto,
+)
+from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
+
+HYSTERESIS = 0.7
+"""The batch at which speculation may come back, as a part of the one at which it goes off."""
+
+ACCEPTANCE_FLOOR = 0.15
+"""Accepted over drafted tokens below which most verification is wasted."""
+
+TPOT_GAIN_MARGIN = 0.05
+TTFT_HARM_MARGIN = 0.10
+CHUNK_GAP_HARM_MARGIN = 1.00
+"""Drafts make chunks lumpy: several tokens, then a longer gap. Users read tokens, so the margin is wide."""
+
+
+def off_batch(table: SpeculationTable) -> float:
+    """Return the batch above which speculation goes off: the break-even, or the largest batch measured."""
+    break_even = table.break_even_batch()
+    if break_even is None:
+        return float(table.ratios()[-1][0]) if table.ratios() else 0.0
+    return round(break_even, 1)
+
+
+def on_batch(off_at: float) -> float:
+    """Return the batch below which it may come back: lower than `off_at`, so that it does not flap."""
+    return round(off_at * HYSTERESIS, 2)
+
+
+def condition_of(judged: tuple[LabelPromise, ...], off_at: float) -> str:
+    """Return the condition of traffic in words."""
+    labels = [each.label for each in judged if each.promising]
+    where = f"requests labelled {', '.join(labels)}" if labels else "all requests"
+    return f"{where}, while a replica decodes at most {off_at:.1f} streams at once"
+
+
+def expected_effects(situation: Situation, table: SpeculationTable) -> tuple[ExpectedEffect, ...]:
+    """Return the predicted TPOT and chunk gap ratios from the measured table; none without a batch."""
+    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    likely = None if batch is None else speedup_at(table, batch)
+    if likely is None:
+        return ()
+    below = [ratio for at, ratio in table.ratios() if at <= off_batch(table)]
+    best, worst = max([likely, *below]), max(1.0, min([likely, *below]))
+    effects = [
+        ExpectedEffect(
+            metric=Metric.TPOT_MS,
+            ratio=clamp_ratio(1.0 / likely),
+            low=clamp_ratio(1.0 / best),
+            high=clamp_ratio(max(1.0 / likely, 1.0 / worst)),
+            because=f"measured {likely:.2f}x at batch {batch:.1f} on {table.content}",
+        )
+    ]
+    told = [point.accepted_per_step for point in table.on if point.accepted_per_step is not None]
+    if told:
+        # A chunk carries what one step accepted, so its gap is the longer step.
+        step = max(told[0] / likely, 1e-9)
+        effects.append(
+            ExpectedEffect(
+                metric=Metric.CHUNK_GAP_MS,
+                ratio=clamp_ratio(step),
+                low=clamp_ratio(min(0.5, step)),
+                high=max(2.0, clamp_ratio(step)),
+                because=f"{told[0]:.2f} tokens arrive per step, so chunks are fewer and longer apart",
+            )
+        )
+    return tuple(effects)
+
+
+def gates_of(cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...]) -> tuple[GateSpec, ...]:
+    """Return the gates: a TPOT gain in every promising cut, vetoes for the rest, latencies at matched batch."""
+    required: tuple[Cut | None, ...] = cuts or (None,)
+    gains = tuple(
+        GateSpec(
+            name=f"tpot-gain-{'all' if cut is None else cut.value}",
+            metric=Metric.TPOT_MS,
+            question=Question.GAIN,
+            margin=TPOT_GAIN_MARGIN,
+            cut=cut,
+            matched_batch=True,
+            during=(RolloutState.PROVING,),
+        )
+        for cut in required
+    )
+    early = GateSpec(
+        name="tpot-no-harm",
+        metric=Metric.TPOT_MS,
+        question=Question.NO_HARM,
+        margin=TPOT_HARM_MARGIN,
+        matched_batch=True,
+        during=(RolloutState.CANARY, RolloutState.RAMPING),
+    )
+    others = tuple(
+        GateSpec(
+            name=f"tpot-veto-{each.label}",
+            metric=Metric.TPOT_MS,
+            question=Question.VETO,
+            margin=TPOT_HARM_MARGIN,
+            cut=Cut(Dimension.LABEL, each.label),
+            matched_batch=True,
+            required=False,
+        )
+        for each in judged
+        if not each.promising
+    )
+    return (
+        *gains,
+        early,
+        *others,
+        veto(Metric.TTFT_MS, TTFT_HARM_MARGIN, matched_batch=True),
+        veto(Metric.TPOT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
+        veto(Metric.CHUNK_GAP_MS, CHUNK_GAP_HARM_MARGIN, matched_batch=True),
+        *common_vetoes(matched_batch=True),
+    )
+
+
+def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
+    """Return the triggers: batch, net TPOT, acceptance and coverage."""
+    off_at = off_batch(table)
+    return (
+        TriggerSpec(
+            name="batch-over-break-even",
+            signal=TriggerSignal.BATCH,
+            off_at=off_at,
+            on_at=on_batch(off_at),
+            off_when_above=True,
+            because=f"above batch {off_at:.1f} drafting was measured to lose aggregate throughput",
+        ),
+        # The next three can only be seen while drafting, so none of them brings it back by itself.
+        TriggerSpec(
+            name="net-tpot-worse",
+            signal=TriggerSignal.NET_TPOT_RATIO,
+            off_at=1.0,
+            on_at=None,
+            off_when_above=True,
+            min_samples=10,
+            because="tokens take longer with drafting than without at matched batch",
+        ),
+        TriggerSpec(
+            name="acceptance-under-floor",
+            signal=TriggerSignal.DRAFT_ACCEPTANCE,
+            off_at=ACCEPTANCE_FLOOR,
+            on_at=None,
+            off_when_above=False,
+            because="most drafted tokens are rejected: verification is wasted",
+        ),
+        TriggerSpec(
+            name="coverage-under-floor",
+            signal=TriggerSignal.DRAFT_COVERAGE,
+            off_at=COVERAGE_FLOOR,
+            on_at=None,
+            off_when_above=False,
+            because="too few output tokens come from drafts to pay for looking them up",
+        ),
+    )
