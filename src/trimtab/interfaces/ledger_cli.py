@@ -1,0 +1,258 @@
+"""`trimtab ledger`: what happened, one event, one lever's chain in words, whether the ledger is whole, export.
+
+Exit codes: 0 done; 1 the ledger is broken (verify) or knows no such event or lever; 2 wrong usage or no ledger.
+"""
+
+import contextlib
+import datetime
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import click
+import msgspec
+
+from trimtab.core.config import Config, LedgerConfig
+from trimtab.core.events import Envelope, kind_of, lever_of
+from trimtab.core.narrate import ChainStep, chain, tell, tell_event
+from trimtab.runtime.ledger_reader import Filter, SqliteReader
+from trimtab.runtime.ledger_rows import LedgerError
+
+BROKEN = 1
+
+
+@click.group("ledger")
+@click.option(
+    "--ledger",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Ledger file. Default: ledger.path of the configuration.",
+)
+@click.pass_context
+def ledger(context: click.Context, path: Path | None) -> None:
+    """Read the ledger: every event, in order, each linked to its cause."""
+    config = context.obj.ledger if isinstance(context.obj, Config) else LedgerConfig()
+    context.obj = path or Path(config.path)
+
+
+@ledger.command("list")
+@click.option("--kind", help="Only events of this kind, for example rollout_moved.")
+@click.option("--lever", help="Only events about this lever.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The newest so many."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, complete.")
+@click.pass_obj
+def list_events(path: Path, kind: str | None, lever: str | None, limit: int, as_json: bool) -> None:
+    """List events, oldest first."""
+    with _reader(path) as reader:
+        found = reader.last(Filter(kind=kind, lever=lever), limit=limit)
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        click.echo("No such events.")
+        return
+    if sys.stdout.isatty():
+        _print_table(found)
+        return
+    for each in found:
+        click.echo(
+            f"{each.seq}\t{each.id}\t{_when(each.at_s)}\t{kind_of(each.event)}\t{_head_line(each)}"
+        )
+
+
+@ledger.command()
+@click.argument("reference", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="The event as JSON.")
+@click.pass_obj
+def show(path: Path, reference: str, as_json: bool) -> None:
+    """Show one event by its id, the start of its id, or its seq."""
+    with _reader(path) as reader:
+        try:
+            found = reader.find(reference)
+        except LedgerError as error:
+            raise _NotThereError(str(error)) from error
+    if as_json:
+        _print_json([found])
+        return
+    click.echo(
+        f"event  {found.seq}  {found.id}\nkind   {kind_of(found.event)}\n"
+        f"at     {_when(found.at_s)}\ncause  {found.cause_id or 'none'}\nhash   {found.hash}\n"
+    )
+    click.echo(tell_event(found.event))
+    click.echo("\n" + msgspec.json.format(msgspec.json.encode(found.event), indent=2).decode())
+
+
+@ledger.command("chain")
+@click.argument("lever")
+@click.option("--json", "as_json", is_flag=True, help="The events as JSON, one a line.")
+@click.pass_obj
+def chain_of(path: Path, lever: str, as_json: bool) -> None:
+    """Tell a lever's whole causal record in words. LEVER: its name, or the id of one of its events."""
+    with _reader(path) as reader:
+        name = _lever_name(reader, lever)
+        steps = chain(name, reader.told(name))
+    if as_json:
+        _print_json([step.envelope for step in steps])
+        return
+    start_s = steps[0].envelope.at_s
+    click.echo(f"Lever {name}: {len(steps)} events from {_when(start_s)}\n")
+    for step in steps:
+        click.echo(f"+{step.envelope.at_s - start_s:.1f} s  [{step.envelope.id}]")
+        click.echo(f"{_indented(step)}\n")
+
+
+@ledger.command()
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+@click.pass_obj
+def verify(path: Path, as_json: bool) -> None:
+    """Check every hash, the order and the causes. Exit code 1 if something is wrong."""
+    with _reader(path) as reader:
+        found = reader.verify()
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    elif found.ok:
+        folded = (
+            f"; up to {found.folded_through_seq} folded by retention"
+            if found.folded_through_seq
+            else ""
+        )
+        lost = f"; {found.lost} events could not be stored" if found.lost else ""
+        click.echo(
+            f"{path}: {found.events} events are whole, up to {found.head_seq}{folded}{lost}\n"
+            f"head {found.head_hash}"
+        )
+    else:
+        click.echo(f"{path}: broken at event {found.bad_seq}: {found.problem}", err=True)
+    if not found.ok:
+        raise SystemExit(BROKEN)
+
+
+@ledger.command()
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["jsonl", "markdown"]),
+    default="jsonl",
+    show_default=True,
+    help="jsonl: every event, complete. markdown: the chain of every lever in words.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write, whole or not at all. Default: standard output.",
+)
+@click.pass_obj
+def export(path: Path, style: str, out: Path | None) -> None:
+    """Export the ledger for other tools or for reading."""
+    with _reader(path) as reader, _output(out) as file:
+        parts = _jsonl(reader) if style == "jsonl" else _markdown(reader)
+        for part in parts:
+            file.write(part)
+    if out is not None:
+        click.echo(f"wrote {out}")
+
+
+class _UnusableError(click.ClickException):
+    exit_code = 2
+
+
+class _NotThereError(click.ClickException):
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def _reader(path: Path) -> Iterator[SqliteReader]:
+    try:
+        with SqliteReader(path) as reader:
+            yield reader
+    except LedgerError as error:
+        raise _UnusableError(str(error)) from error
+
+
+def _lever_name(reader: SqliteReader, wanted: str) -> str:
+    names = reader.levers()
+    if wanted in names:
+        return wanted
+    with contextlib.suppress(LedgerError):
+        name = lever_of(reader.find(wanted).event)
+        if name is not None:
+            return name
+    known = ", ".join(names) or "none"
+    raise _NotThereError(f"{reader.path} knows no lever {wanted!r}. Levers in it: {known}")
+
+
+def _when(at_s: float) -> str:
+    moment = datetime.datetime.fromtimestamp(at_s, tz=datetime.UTC)
+    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _head_line(each: Envelope) -> str:
+    return tell_event(each.event).partition("\n")[0]
+
+
+def _indented(step: ChainStep) -> str:
+    return "\n".join(f"  {line}" for line in tell(step).splitlines())
+
+
+def _print_json(envelopes: Iterable[Envelope]) -> None:
+    for each in envelopes:
+        click.echo(msgspec.json.encode(each).decode())
+
+
+def _print_table(envelopes: Iterable[Envelope]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading, wraps in (("seq", False), ("id", False), ("time", False), ("event", True)):
+        table.add_column(
+            heading, no_wrap=not wraps, justify="right" if heading == "seq" else "left"
+        )
+    for each in envelopes:
+        clock = datetime.datetime.fromtimestamp(each.at_s, tz=datetime.UTC)
+        table.add_row(
+            str(each.seq), each.id, f"{clock:%H:%M:%S}", Text(_head_line(each), overflow="fold")
+        )
+    Console().print(table)
+
+
+def _jsonl(reader: SqliteReader) -> Iterator[str]:
+    for each in reader.stream(Filter()):
+        yield msgspec.json.encode(each).decode() + "\n"
+
+
+def _markdown(reader: SqliteReader) -> Iterator[str]:
+    yield f"# Levers in {reader.path.name}\n"
+    for name in reader.levers():
+        yield f"\n## {name}\n"
+        for step in chain(name, reader.told(name)):
+            first, *rest = tell(step).splitlines()
+            yield f"\n- {_when(step.envelope.at_s)} `{step.envelope.id}`: {first}\n"
+            yield from (f"  - {line.strip()}\n" for line in rest)
+
+
+@contextlib.contextmanager
+def _output(out: Path | None) -> Iterator[IO[str]]:
+    """Give a file that takes its name only when it is complete."""
+    if out is None:
+        yield sys.stdout
+        return
+    try:
+        fd, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as error:
+        raise _UnusableError(f"{out} cannot be written: {error.strerror}") from error
+    part = Path(name)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            yield file
+        part.replace(out)
+    except OSError as error:
+        raise _UnusableError(f"{out} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

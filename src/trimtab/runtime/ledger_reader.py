@@ -1,0 +1,163 @@
+"""Reads a ledger's file, also while another process writes it. Readers never block the writer."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trimtab.core.events import Envelope
+from trimtab.core.narrate import cited_evidence
+from trimtab.core.state import State, rebuild
+from trimtab.runtime.ledger_file import open_for_reading, select
+from trimtab.runtime.ledger_rows import LedgerError, Row
+from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
+
+_INDEXED = "kind <> 'request_served'"
+
+
+class Filter:
+    """Which events are wanted; what is None does not matter."""
+
+    def __init__(
+        self, *, kind: str | None = None, lever: str | None = None, after_seq: int = 0
+    ) -> None:
+        self._terms: list[str] = []
+        self._parameters: list[object] = []
+        if after_seq:
+            self._add("seq > ?", after_seq)
+        if kind is not None:
+            self._add("kind = ?", kind)
+        if lever is not None:
+            self._add("lever = ?", lever)
+
+    def _add(self, term: str, parameter: object) -> None:
+        self._terms.append(term)
+        self._parameters.append(parameter)
+
+    def where(self) -> tuple[str, Sequence[object]]:
+        """Return the SQL condition and its parameters."""
+        return " AND ".join(self._terms) or "1", self._parameters
+
+
+class SqliteReader:
+    """A read-only view of a ledger file. Also the `LedgerReader` port and a `Source` for verification.
+
+    Every method raises `LedgerError` when the file turns out to be damaged. Not for use by two threads at once.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Open the file; raises `LedgerError` if it is not there or not a ledger."""
+        self.path = Path(path)
+        self._db = open_for_reading(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> "SqliteReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, *, after_seq: int = 0, limit: int | None = None) -> Sequence[Envelope]:
+        """See `ports.LedgerReader`."""
+        tail = "ORDER BY seq" if limit is None else f"ORDER BY seq LIMIT {int(limit)}"
+        return [row.envelope() for row in self._select("seq > ?", (after_seq,), tail)]
+
+    def last(self, wanted: Filter, *, limit: int) -> Sequence[Envelope]:
+        """Return the newest events that are wanted, oldest first."""
+        where, parameters = wanted.where()
+        found = list(self._select(where, parameters, f"ORDER BY seq DESC LIMIT {int(limit)}"))
+        return [row.envelope() for row in reversed(found)]
+
+    def stream(self, wanted: Filter) -> Iterator[Envelope]:
+        """Yield the events that are wanted in order, one at a time."""
+        for row in self._select(*wanted.where()):
+            yield row.envelope()
+
+    def told(self, lever: str) -> Sequence[Envelope]:
+        """Return all that `narrate.chain` needs of a lever: no requests, and only the readings it cites."""
+        decided = [
+            row.envelope()
+            for row in self._select(f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')")
+        ]
+        cited = cited_evidence(lever, decided)
+        measured = {
+            row.seq: row.envelope()
+            for evidence in cited
+            for row in self._select(
+                f"{_INDEXED} AND kind = 'measured' AND instr(body, ?) > 0", (evidence,)
+            )
+        }
+        return sorted([*decided, *measured.values()], key=lambda each: each.seq)
+
+    def find(self, reference: str) -> Envelope:
+        """Return the event with this id, unique start of an id, or seq; raises `LedgerError` if there is none."""
+        text = reference.strip().upper()
+        found = list(self._select("id >= ? AND id < ?", (text, text + "~"), "ORDER BY id LIMIT 2"))
+        if not found and text.isdigit():
+            found = list(self._select("seq = ?", (int(text),)))
+        if not found:
+            raise LedgerError(
+                f"{self.path} has no event {reference!r}. `trimtab ledger list` shows ids"
+            )
+        if len(found) > 1:
+            raise LedgerError(f"{reference!r} is the start of several ids: give more of it")
+        return found[0].envelope()
+
+    def levers(self) -> Sequence[str]:
+        """Return the names of all levers that have events, in alphabetical order."""
+        query = "SELECT DISTINCT lever FROM events WHERE lever IS NOT NULL ORDER BY lever"
+        with self._errors():
+            return [name for (name,) in self._db.execute(query)]
+
+    def state(self) -> State:
+        """Return the fold over everything."""
+        checkpoints = list(self._select("kind = ?", (CHECKPOINT,), "ORDER BY seq DESC LIMIT 1"))
+        if not checkpoints:
+            return rebuild(self.read())
+        (last,) = checkpoints
+        event = last.envelope().event
+        through_seq: int = getattr(event, "through_seq", 0)
+        return rebuild(self.read(after_seq=through_seq))
+
+    def verify(self) -> Verification:
+        """Check the whole ledger as it is at this moment."""
+        with self._errors(), self._snapshot():
+            return verify(self)
+
+    def rows(self, *, after_seq: int = 0) -> Iterator[Row]:
+        """See `ledger_verify.Source`."""
+        return self._select("seq > ?", (after_seq,))
+
+    def rows_of_kind(self, kind: str) -> Iterator[Row]:
+        """See `ledger_verify.Source`."""
+        return self._select(f"kind = ? AND {_INDEXED}", (kind,))
+
+    def seq_of(self, event_id: str) -> int | None:
+        """See `ledger_verify.Source`."""
+        with self._errors():
+            found = self._db.execute("SELECT seq FROM events WHERE id = ?", (event_id,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def _select(
+        self, where: str, parameters: Sequence[object] = (), tail: str = ""
+    ) -> Iterator[Row]:
+        with self._errors():
+            yield from select(self._db, where, parameters, tail)
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path} cannot be read: {error}") from error
