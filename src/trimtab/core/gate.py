@@ -63,7 +63,7 @@ class GateSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cut: Cut | None = None
     alpha: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.05
     min_requests: Annotated[int, Meta(ge=1)] = 20
-    min_units: Annotated[int, Meta(ge=1)] = 5
+    min_units: Annotated[int, Meta(ge=1)] = 6
     matched_batch: bool = False
     during: tuple[RolloutState, ...] = (
         RolloutState.CANARY,

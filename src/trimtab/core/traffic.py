@@ -1,7 +1,8 @@
 """Which traffic meets which arm: the plan that the controller swaps in and the gateway follows.
 
 Switchback (levers whose arms share caches or replicas): time runs in blocks; within a pair of blocks one is the
-baseline's and one the candidate's, and the order alternates (AB BA AB ...) so that a drift cancels. In a
+baseline's and one the candidate's, and which comes first is drawn per pair from the lever's salt (a fixed or an
+alternating order lets a drift or a rhythm of the load pass for an effect). In a
 candidate block only the slice meets the candidate. Requests near a block's edge are served but not compared:
 the state that the other arm left behind has to settle first.
 Side by side (levers whose arms share nothing): the slice goes to the candidate's replicas, the rest to the
@@ -74,10 +75,11 @@ def place(key: str, salt: str) -> float:
     return int.from_bytes(digest) / 2.0**64
 
 
-def arm_of_block(block: int) -> Arm:
-    """Return whose turn a block of a switchback is: baseline first in even pairs, candidate first in odd ones."""
+def arm_of_block(block: int, salt: str) -> Arm:
+    """Return whose turn a block of a switchback is; the order within each pair is drawn from the salt."""
     pair, second = divmod(block, 2)
-    return Arm.CANDIDATE if bool(second) != bool(pair % 2) else Arm.BASELINE
+    candidate_first = place(f"pair {pair}", salt) < 0.5
+    return Arm.CANDIDATE if candidate_first != bool(second) else Arm.BASELINE
 
 
 def expose(
@@ -131,7 +133,7 @@ def _switchback(
     within = elapsed - block * candidate.block_s
     near_edge = within < candidate.edge_s or candidate.block_s - within < candidate.edge_s
     compared = None if near_edge else block
-    if arm_of_block(block) is Arm.BASELINE:
+    if arm_of_block(block, f"{candidate.lever} {candidate.started_at_s}") is Arm.BASELINE:
         return msgspec.structs.replace(
             settled, lever=candidate.lever, slice="baseline block", block=compared
         )
