@@ -95,12 +95,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     peak: PeakShape
 
 
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = True
+
+
 class _ChatBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[Message]
     max_tokens: int
     temperature: float
     stream: bool
+    stream_options: _StreamOptions
     seed: int
 
 
@@ -115,29 +120,43 @@ def chat_body(
             max_tokens=max_tokens,
             temperature=temperature,
             stream=True,
+            stream_options=_StreamOptions(),
             seed=seed,
         )
     )
 
 
 # Measured with SmolLM2's own tokenizer; see estimate_tokens.
-BYTES_PER_TOKEN_PROSE: Final = 4.4
-BYTES_PER_TOKEN_CODE: Final = 3.2
+BYTES_PER_TOKEN_PROSE: Final = 4.8
+BYTES_PER_TOKEN_CODE: Final = 3.3
+CODE_MARK_SHARE: Final = 0.08
 _CODE_MARK: Final = re.compile(rb"[(){}\[\]_=<>:;`]")
 
 
 def estimate_tokens(text: str) -> int:
     """Estimate the tokens of a text from its bytes, without a tokenizer.
 
-    Bytes per token is interpolated between prose and code by the share of code punctuation. An
-    estimate serves planning only: what was really sent is reported by the engine.
+    4.8 bytes per token for prose, 3.3 for code, interpolated by the share of code punctuation
+    (all code from 8% on). Fitted to SmolLM2's tokenizer: within 5% on average over short functions,
+    whole modules, questions and answers; single short texts differ more. An estimate serves
+    planning only: what was really sent is reported by the engine.
     """
     raw = text.encode()
     if not raw:
         return 0
-    codeness = min(1.0, len(_CODE_MARK.findall(raw)) / (0.06 * len(raw)))
+    codeness = min(1.0, len(_CODE_MARK.findall(raw)) / (CODE_MARK_SHARE * len(raw)))
     per_token = BYTES_PER_TOKEN_PROSE + (BYTES_PER_TOKEN_CODE - BYTES_PER_TOKEN_PROSE) * codeness
     return max(1, math.ceil(len(raw) / per_token))
+
+
+TEMPLATE_TOKENS_PER_MESSAGE: Final = 5
+TEMPLATE_TOKENS_PER_PROMPT: Final = 3
+
+
+def estimate_prompt_tokens(messages: Sequence[Message]) -> int:
+    """Estimate the tokens of a chat prompt, the model's template around each message included."""
+    texts = sum(estimate_tokens(message.content) for message in messages)
+    return texts + TEMPLATE_TOKENS_PER_MESSAGE * len(messages) + TEMPLATE_TOKENS_PER_PROMPT
 
 
 def arrivals(
