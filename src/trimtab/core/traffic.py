@@ -69,8 +69,17 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     preferred: tuple[str, ...] = ()
 
 
-def place(key: str, salt: str) -> float:
-    """Return a stable place in [0, 1) for a session and a lever; equal on every gateway and after a restart."""
+OUTSIDE_SLICE = "rest"
+"""What a record says of a request outside the slice of the lever that is being proven."""
+
+
+def slice_name(share: float) -> str:
+    """Return what a record says of a request inside the slice."""
+    return f"{share:.0%} of sessions"
+
+
+def hashed_place(key: str, salt: str) -> float:
+    """Return a stable place in [0, 1) for a key; equal on every gateway and after a restart."""
     digest = hashlib.blake2b(f"{salt}\x00{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2.0**64
 
@@ -78,7 +87,7 @@ def place(key: str, salt: str) -> float:
 def arm_of_block(block: int, salt: str) -> Arm:
     """Return whose turn a block of a switchback is; the order within each pair is drawn from the salt."""
     pair, second = divmod(block, 2)
-    candidate_first = place(f"pair {pair}", salt) < 0.5
+    candidate_first = hashed_place(f"pair {pair}", salt) < 0.5
     return Arm.CANDIDATE if candidate_first != bool(second) else Arm.BASELINE
 
 
@@ -94,7 +103,7 @@ def expose(
     candidate = plan.candidate
     if candidate is None:
         return _settled(plan, cuts, replicas)
-    in_slice = place(session, candidate.lever) < candidate.share and _in_cuts(candidate.cuts, cuts)
+    in_slice = place < candidate.share and _in_cuts(candidate.cuts, cuts)
     if candidate.comparison is Comparison.SWITCHBACK:
         return _switchback(plan, candidate, in_slice, cuts, now_s, replicas)
     return _side_by_side(plan, candidate, in_slice, cuts, now_s, replicas)
@@ -144,7 +153,7 @@ def _switchback(
         arm=Arm.CANDIDATE,
         policy=candidate.policy or plan.policy,
         lever=candidate.lever,
-        slice=f"{candidate.share:.0%} of sessions",
+        slice=slice_name(candidate.share),
         block=compared,
     )
 
@@ -165,7 +174,7 @@ def _side_by_side(
         settled,
         arm=Arm.CANDIDATE if in_slice else Arm.BASELINE,
         lever=candidate.lever,
-        slice=f"{candidate.share:.0%} of sessions" if in_slice else "rest",
+        slice=slice_name(candidate.share) if in_slice else OUTSIDE_SLICE,
         block=block,
         policy=(candidate.policy or plan.policy) if in_slice else plan.policy,
         allowed=theirs if in_slice else others,

@@ -16,7 +16,7 @@ import msgspec
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import Comparison, LeverRecord
 from trimtab.core.record import RequestRecord
-from trimtab.core.traffic import CandidatePlan, place
+from trimtab.core.traffic import OUTSIDE_SLICE, CandidatePlan
 from trimtab.core.types import Arm, RolloutState, Verdict
 
 HOLD_CYCLES_MAX = 10.0
@@ -194,7 +194,7 @@ def comparable(
         if one.lever == rollout.lever
         and one.block is not None
         and one.block >= first
-        and not (matched and one.arm is Arm.BASELINE and _outside(one, candidate))
+        and not (matched and one.arm is Arm.BASELINE and one.slice == OUTSIDE_SLICE)
     ]
 
 
@@ -211,12 +211,6 @@ def render_transitions() -> str:
     for state, exits in TRANSITIONS.items():
         lines += [f"| {state.value} | {to.value} | {when} |" for to, when in exits.items()]
     return "\n".join(lines) + "\n"
-
-
-def _outside(record: RequestRecord, candidate: CandidatePlan) -> bool:
-    if record.session is None:
-        return False
-    return place(record.session, candidate.lever) >= candidate.share
 
 
 def _paused(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:

@@ -1,0 +1,288 @@
+"""The controller: once a tick it judges the lever being proven, moves its rollout, and watches adopted levers.
+
+Decisions are pure (rollout, levers, diagnosis); this shell collects what they need, carries out their effects and
+records both. One lever is proven at a time. Promotions stop while frozen or while the ledger cannot be written;
+taking back never does.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from trimtab.core.cuts import Cut
+from trimtab.core.events import (
+    CutsKept,
+    Effect,
+    Frozen,
+    GatesEvaluated,
+    LeverProposed,
+    RolloutMoved,
+)
+from trimtab.core.gate import GateResult, Question
+from trimtab.core.lever import LeverRecord, check_record
+from trimtab.core.ports import Clock, LedgerSink
+from trimtab.core.record import RequestRecord
+from trimtab.core.types import RolloutState, Verdict
+from trimtab.rollout.gates import ArmExtras, evaluate, kept_cuts
+from trimtab.rollout.machine import Look, Rollout, advance, begin
+from trimtab.runtime.actuation import Actuator
+
+RECORDS_MAX = 20_000
+TICK_S = 1.0
+
+ENDED = frozenset({RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED})
+
+
+class Proof(msgspec.Struct, kw_only=True):
+    """The lever that is being proven, as the shell follows it."""
+
+    record: LeverRecord
+    policy: str | None
+    rollout: Rollout
+    replicas: tuple[str, ...]
+    proposed_id: str
+    last_event_id: str
+    results: tuple[GateResult, ...] = ()
+    looks: int = 0
+
+
+class AfterAdoption(Protocol):
+    """Diagnoses the whole system again; returns why the lever failed, or None if its payers keep headroom."""
+
+    def __call__(self, record: LeverRecord, *, cause_id: str) -> str | None:
+        """Return the reason to take the lever back, or None."""
+        ...
+
+
+class Extras(Protocol):
+    """Supplies what gates need beside request records: memory by arm, output equality."""
+
+    def __call__(self, record: LeverRecord, replicas: tuple[str, ...]) -> ArmExtras:
+        """Return the extras of the lever being proven."""
+        ...
+
+
+class Controller:
+    """Drives rollouts; `run` ticks until cancelled. `on_moved` hears every move of a rollout."""
+
+    def __init__(
+        self,
+        *,
+        actuator: Actuator,
+        sink: LedgerSink,
+        clock: Clock,
+        extras: Extras,
+        after_adoption: AfterAdoption,
+        on_adopted: Callable[[LeverRecord, str | None, tuple[Cut, ...], str], None],
+        on_moved: Callable[[RolloutMoved], None] = lambda _: None,
+    ) -> None:
+        self._actuator = actuator
+        self._sink = sink
+        self._clock = clock
+        self._extras = extras
+        self._after_adoption = after_adoption
+        self._on_adopted = on_adopted
+        self._on_moved = on_moved
+        self._records: deque[RequestRecord] = deque(maxlen=RECORDS_MAX)
+        self._arrived_mono: dict[int, float] = {}
+        self.proof: Proof | None = None
+        self.frozen = False
+        self._unhealthy_said = False
+
+    def on_record(self, record: RequestRecord) -> None:
+        """Take a finished request; old records fall out of a bounded window."""
+        self._records.append(record)
+
+    @property
+    def records(self) -> tuple[RequestRecord, ...]:
+        """The recent records, oldest first."""
+        return tuple(self._records)
+
+    def propose(self, record: LeverRecord, *, cause_id: str | None) -> str:
+        """Accept a complete lever record as a proposal; raises `LeverRecordError` for an incomplete one."""
+        return self._sink.append(LeverProposed(record=check_record(record)), cause_id=cause_id, durable=True)
+
+    async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
+        """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
+
+        Raises RuntimeError while another lever is being proven or promotions are frozen.
+        """
+        if self.proof is not None:
+            raise RuntimeError(f"{self.proof.record.name} is being proven: one lever at a time")
+        if self.frozen or not self._sink.healthy:
+            raise RuntimeError("promotions are frozen: unfreeze, or make the ledger writable again")
+        replicas = await self._actuator.prepare(record, cause_id=cause_id)
+        rollout = begin(record, self._clock.mono_s())
+        self.proof = Proof(
+            record=record,
+            policy=policy,
+            rollout=rollout,
+            replicas=replicas,
+            proposed_id=cause_id,
+            last_event_id=cause_id,
+        )
+        self._moved(None, rollout, None, "first slice")
+        self._actuator.start_slice(
+            record, rollout.share, policy, replicas, cause_id=self.proof.last_event_id
+        )
+        return self.proof
+
+    def freeze(self, frozen: bool, reason: str) -> None:
+        """Stop promotions, or let them go on; taking back is always allowed."""
+        self.frozen = frozen
+        self._sink.append(Frozen(frozen=frozen, reason=reason), cause_id=None, durable=True)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick once a second until `stop` is set."""
+        while not stop.is_set():
+            await self.tick()
+            try:
+                await asyncio.wait_for(stop.wait(), TICK_S)
+            except TimeoutError:
+                continue
+
+    async def tick(self) -> None:
+        """Judge the lever being proven and carry out what follows."""
+        self._watch_ledger()
+        proof = self.proof
+        if proof is None or proof.rollout.state in ENDED:
+            return
+        now_s = self._clock.mono_s()
+        records = self._judged(proof, now_s)
+        results, verdict = evaluate(
+            proof.record, proof.rollout.state, records, self._extras(proof.record, proof.replicas)
+        )
+        proof.looks += 1
+        self._record_look(proof, results, verdict)
+        look = Look(verdict=verdict, results=results, frozen=self.frozen or not self._sink.healthy)
+        after = advance(proof.record, proof.rollout, look, now_s)
+        if after.state is not proof.rollout.state or after.share != proof.rollout.share:
+            await self._carry_out(proof, after, verdict)
+        else:
+            proof.rollout = after
+
+    def _judged(self, proof: Proof, now_s: float) -> list[RequestRecord]:
+        """Return the lever's records of finished blocks, and all of them as soon as one of them failed.
+
+        A block that is still filling would change after it was looked at; an error must not wait for it.
+        """
+        candidate = self._actuator.plan.candidate
+        mine = [r for r in self._records if r.lever == proof.record.name and r.block is not None]
+        if candidate is None or any(not r.ok and not r.client_aborted for r in mine):
+            return mine
+        running = int((now_s - candidate.started_at_s) // candidate.block_s)
+        # One block of lag lets the requests of the block before the last finish.
+        return [r for r in mine if r.block is not None and r.block < running - 1]
+
+    def _record_look(self, proof: Proof, results: tuple[GateResult, ...], verdict: Verdict) -> None:
+        if results == proof.results:
+            return
+        proof.results = results
+        event = GatesEvaluated(
+            lever=proof.record.name,
+            state=proof.rollout.state,
+            share=proof.rollout.share,
+            look=proof.looks,
+            verdict=verdict,
+            results=results,
+        )
+        proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id)
+
+    async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict) -> None:
+        before = proof.rollout
+        proof.rollout = after
+        self._moved(before.state, after, verdict, after.reason)
+        match after.state:
+            case RolloutState.CANARY | RolloutState.RAMPING | RolloutState.PROVING:
+                self._actuator.grow_slice(after.share, cause_id=proof.last_event_id)
+            case RolloutState.ADOPTED:
+                await self._adopt(proof)
+            case RolloutState.PROPOSED:
+                raise AssertionError("a running rollout cannot become a proposal again")
+            case RolloutState.PAUSED | RolloutState.ROLLED_BACK | RolloutState.DISABLED | RolloutState.EXPIRED:
+                await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+
+    async def _adopt(self, proof: Proof) -> None:
+        kept, refused = kept_cuts(proof.record, proof.results)
+        cause = self._sink.append(
+            CutsKept(lever=proof.record.name, kept=tuple(str(cut) for cut in kept), refused=refused),
+            cause_id=proof.last_event_id,
+            durable=True,
+        )
+        for result in proof.results:
+            if result.required and result.value is not None:
+                self._sink.append(_effect(proof.record, result), cause_id=cause)
+        failed = self._after_adoption(proof.record, cause_id=cause)
+        if failed is not None:
+            proof.rollout = msgspec.structs.replace(proof.rollout, state=RolloutState.ROLLED_BACK, reason=failed)
+            self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
+            await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+            return
+        self._actuator.adopt(proof.record, policy=proof.policy, cuts=kept, cause_id=cause)
+        self._on_adopted(proof.record, proof.policy, kept, cause)
+
+    def finish(self) -> Proof | None:
+        """Let go of a rollout that has ended, so that the next lever can be proven; returns it."""
+        proof = self.proof
+        if proof is not None and proof.rollout.state in ENDED:
+            self.proof = None
+            return proof
+        return None
+
+    async def give_up(self, reason: str) -> None:
+        """Roll back the lever being proven, for a reason outside its gates (time is up, shutdown)."""
+        proof = self.proof
+        if proof is None or proof.rollout.state in ENDED:
+            return
+        before = proof.rollout
+        proof.rollout = msgspec.structs.replace(before, state=RolloutState.ROLLED_BACK, reason=reason)
+        self._moved(before.state, proof.rollout, None, reason)
+        await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+
+    def _moved(self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str) -> None:
+        proof = self.proof
+        if proof is None:
+            raise AssertionError("only a lever being proven can move")
+        event = RolloutMoved(
+            lever=proof.record.name,
+            before=before,
+            after=after.state,
+            share=after.share,
+            verdict=verdict,
+            reason=reason,
+        )
+        proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
+        self._on_moved(event)
+
+    def _watch_ledger(self) -> None:
+        """Say once that promotions stopped because events cannot be written, and once that they go on."""
+        unhealthy = not self._sink.healthy
+        if unhealthy == self._unhealthy_said:
+            return
+        self._unhealthy_said = unhealthy
+        if not unhealthy:
+            self._sink.append(Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None)
+
+
+def _effect(record: LeverRecord, result: GateResult) -> Effect:
+    predicted = next((e.ratio for e in record.expected if e.metric is result.metric), None)
+    return Effect(
+        lever=record.name,
+        metric=result.metric.value,
+        cut=result.cut,
+        ratio=result.value,
+        low=result.interval.low if result.interval else None,
+        high=result.interval.high if result.interval else None,
+        n_baseline=result.n_baseline,
+        n_candidate=result.n_candidate,
+        n_units=result.n_units,
+        predicted_ratio=predicted if result.question is Question.GAIN else None,
+    )
+
+
+def gains(results: Sequence[GateResult]) -> list[GateResult]:
+    """Return the results of the gates that asked for a gain."""
+    return [result for result in results if result.question is Question.GAIN]
