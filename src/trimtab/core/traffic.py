@@ -94,12 +94,12 @@ def arm_of_block(block: int, salt: str) -> Arm:
 def expose(
     plan: TrafficPlan,
     *,
-    session: str,
+    place: float,
     cuts: tuple[Cut, ...],
     now_s: float,
     replicas: tuple[str, ...],
 ) -> Exposure:
-    """Decide what a request meets. `session`: its keyed hash; `cuts`: those known before it is served."""
+    """Decide what a request meets. `place`: its session's, in [0, 1); `cuts`: those known before it is served."""
     candidate = plan.candidate
     if candidate is None:
         return _settled(plan, cuts, replicas)
@@ -143,9 +143,8 @@ def _switchback(
     near_edge = within < candidate.edge_s or candidate.block_s - within < candidate.edge_s
     compared = None if near_edge else block
     if arm_of_block(block, f"{candidate.lever} {candidate.started_at_s}") is Arm.BASELINE:
-        return msgspec.structs.replace(
-            settled, lever=candidate.lever, slice="baseline block", block=compared
-        )
+        name = slice_name(candidate.share) if in_slice else OUTSIDE_SLICE
+        return msgspec.structs.replace(settled, lever=candidate.lever, slice=name, block=compared)
     if not in_slice:
         return settled
     return msgspec.structs.replace(

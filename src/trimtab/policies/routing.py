@@ -39,7 +39,7 @@ from trimtab.core.decision import (
     RouteRequest,
     RoutingDecision,
 )
-from trimtab.core.traffic import place
+from trimtab.core.traffic import hashed_place
 from trimtab.core.types import ReplicaState
 
 LOAD_BOUND = 1.25
@@ -236,7 +236,7 @@ def _best(judged: Sequence[Candidate], request: RouteRequest) -> str | None:
             round(score, 6),
             one.replica not in request.preferred,
             round(one.load_tokens, 6),
-            place(key, one.replica),
+            hashed_place(key, one.replica),
             one.replica,
         )
 
