@@ -31,7 +31,7 @@ class Seen:
         return json.loads(self.body)
 
 
-class Die(Exception):
+class DiesError(Exception):
     """Raised by a script: the connection is reset here."""
 
 
@@ -110,8 +110,11 @@ class FakeEngine:
                 return False
             try:
                 await writing
-            except Die:
+            except DiesError:
                 reset(writer)
+                return False
+            except ConnectionError:
+                self.aborted_at_s.append(asyncio.get_running_loop().time())
                 return False
             self.served += 1
             return True
@@ -249,7 +252,7 @@ def stream_of(parts: Iterable[bytes], *, gap_s: float = 0.0, ends: bool = True) 
                 yield chunked(part)
                 await asyncio.sleep(gap_s)
         if not ends:
-            raise Die
+            raise DiesError
         yield b"0\r\n\r\n"
 
     return script
@@ -266,7 +269,7 @@ def answer_of(data: bytes) -> Script:
 
 async def die(seen: Seen) -> AsyncIterator[bytes]:
     """Break the connection before any byte of an answer."""
-    raise Die
+    raise DiesError
     yield b""
 
 

@@ -174,5 +174,5 @@ def chat(text: str = "What is a trim tab, and who needs one?", **fields: Any) ->
 async def until(holds: Any, timeout_s: float = 3.0) -> None:
     """Wait until something holds; raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.002)

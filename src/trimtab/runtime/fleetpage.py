@@ -17,7 +17,6 @@ def models_page(model: str) -> object:
 def fleet_page(view: FleetView, plan: TrafficPlan) -> object:
     """Return every replica with its load, and the traffic plan that is followed."""
     return {
-        "at_s": view.at_s,
         "replicas": [_replica(replica) for replica in view.replicas],
         "plan": msgspec.to_builtins(plan),
     }

@@ -205,8 +205,8 @@ class Gateway:
 
     async def _answer(self, request: web.Request, seen: Measurement) -> web.StreamResponse:
         body = await self._body(request)
-        now_s = self._clock.wall_s()
-        seen.arrived(at_s=now_s, mono_s=self._clock.mono_s())
+        now_s = self._clock.mono_s()
+        seen.arrived(at_s=self._clock.wall_s(), mono_s=now_s)
         try:
             facts = self._engine.read_request(request.path, body)
             edited = self._engine.edit_request(body, include_usage=facts.stream, id_slot=None)
@@ -257,7 +257,6 @@ class Gateway:
         if seen.prompt is not None:
             self._router.ratio.learn(seen.prompt.size, report.prompt_tokens)
         record = seen.record(
-            at_s=self._clock.wall_s(),
             mono_s=self._clock.mono_s(),
             segments=segments_of(facts.segments, self._secret, self._router.ratio) if facts else (),
             hardware=self._hardware,
@@ -294,7 +293,7 @@ class Gateway:
 
     async def _fleet(self, request: web.Request) -> web.Response:
         self._check_admin(request)
-        return _json(fleet_page(self._router.load.view(self._clock.wall_s()), self._router.plan))
+        return _json(fleet_page(self._router.load.view(self._clock.mono_s()), self._router.plan))
 
     def _check_admin(self, request: web.Request) -> None:
         """Let loopback and the holder of the admin token pass; raises `ApiError` for others."""

@@ -103,7 +103,6 @@ class Measurement:
     def record(
         self,
         *,
-        at_s: float,
         mono_s: float,
         segments: tuple[Segment, ...],
         hardware: str,
@@ -116,7 +115,8 @@ class Measurement:
         record = RequestRecord(
             request_id=self.request_id,
             arrived_at_s=self._arrived_at_s,
-            finished_at_s=at_s,
+            # by the clock that never jumps, so that the two times and the duration agree
+            finished_at_s=self._arrived_at_s + e2e_ms / 1000.0,
             endpoint=self.endpoint,
             stream=self._is_stream,
             e2e_ms=e2e_ms,

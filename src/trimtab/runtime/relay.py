@@ -139,7 +139,7 @@ class Relay:
         try:
             async for chunk in answer.chunks():
                 await _write(response, self._pass(parser.feed(chunk), seen))
-            await _write(response, self._pass(_last_events(parser), seen))
+            await _write(response, self._pass(self._last_events(parser, seen), seen))
         except UpstreamError as error:
             failure = _explain(error, seen)
         except SSETooLargeError as error:
@@ -175,6 +175,27 @@ class Relay:
                 passed.append(event.raw)
         return b"".join(passed)
 
+    def _last_events(self, parser: SSEParser, seen: Measurement) -> list[SSEEvent]:
+        """Return what a stream's clean end leaves and the client may have.
+
+        An event without its empty line is dropped, as clients do with it, but for an end mark.
+        """
+        rest = parser.finish()
+        read = [
+            event if event.complete else parse_event(event.raw, raw=event.raw) for event in rest
+        ]
+        return [
+            event
+            for event, was in zip(read, rest, strict=True)
+            if was.complete or seen.done or self._is_end_mark(event.data)
+        ]
+
+    def _is_end_mark(self, data: bytes | None) -> bool:
+        try:
+            return data is not None and self._engine.read_stream_event(data).done
+        except EngineFormatError:
+            return False
+
     def _read_event(self, data: bytes, seen: Measurement) -> StreamEvent | None:
         read = self._read(lambda: self._engine.read_stream_event(data), seen)
         if read is not None and read.text:
@@ -191,12 +212,6 @@ class Relay:
             return None
         seen.saw(event, mono_s=self._clock.mono_s(), secret=self._secret)
         return event
-
-
-def _last_events(parser: SSEParser) -> list[SSEEvent]:
-    """Return what a stream's clean end leaves: an event that only lacks its empty line is whole to us."""
-    rest = parser.finish()
-    return [event if event.complete else parse_event(event.raw, raw=event.raw) for event in rest]
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

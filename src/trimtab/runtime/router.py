@@ -23,6 +23,7 @@ from trimtab.core.prefix import PrefixIndex
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
 from trimtab.runtime.loadstate import Admission, LoadState
+from trimtab.runtime.places import Places
 from trimtab.runtime.prompt import TokenRatio, cuts_before_serving
 
 LABELS_MAX: Final = 256
@@ -32,7 +33,10 @@ START_PLAN: Final = TrafficPlan(policy="round_robin")
 
 
 class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway knows of a request when it asks for a replica; `blocks` are its hashed prompt blocks."""
+    """What the gateway knows of a request when it asks for a replica.
+
+    `blocks` are its hashed prompt blocks; `now_s` is of the monotonic clock, as the traffic plan's times are.
+    """
 
     request_id: str
     facts: RequestFacts
@@ -95,6 +99,7 @@ class Router:
         self._policies = dict(policies)
         self._rng = rng
         self._sequence = 0
+        self._places = Places()
 
     def route(self, query: RouteQuery) -> Routed:
         """Decide what a request meets and where it goes, and count it on its replica.
@@ -106,7 +111,7 @@ class Router:
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         exposure = expose(
             plan,
-            session=query.session,
+            place=self._place(plan, query.session),
             cuts=cuts_before_serving(
                 query.facts,
                 label=query.label,
@@ -120,6 +125,9 @@ class Router:
         if routed.replica is None and exposure.allowed is not None and self.load.ready():
             routed = self._decide(query, _detached(plan, None), prompt_tokens)
         return self._admit(routed)
+
+    def _place(self, plan: TrafficPlan, session: str) -> float:
+        return 1.0 if plan.candidate is None else self._places.of(session, plan.candidate.lever)
 
     def reroute(self, routed: Routed, *, may_repeat: bool) -> Routed:
         """Decide again after a dispatch in vain, without that replica; the request leaves the comparison.
