@@ -52,7 +52,7 @@ def corroborate(
         case Phase.PREFILL if resource is Resource.COMPUTE:
             checks += [_prefill_runs(readings), _prefill_cost(readings, cost), _gaps(readings)]
         case Phase.PREFILL:
-            checks += [_evicted(readings), _kv(readings)]
+            checks += [_evicted(readings), _prefill_runs(readings)]
         case Phase.DECODE:
             checks += [_step_growth(resource, readings), _step_cost(readings, cost)]
         case Phase.QUEUE if resource is Resource.ADMISSION:

@@ -218,6 +218,15 @@ def _add_overlaps(
             samples=n,
             reason="nothing was queued",
         )
+    # Prefills that share a batch each report its whole time, so their sum would count it several times.
+    tally.ratio(
+        Name.PREFILL_MS_PER_TOKEN,
+        1000.0 * found.prefill_union_s,
+        found.prefill_tokens,
+        "ms/token",
+        samples=n,
+        reason="no prefill with a known time and a known token count",
+    )
     _add_gaps(tally, found.gaps_beside_prefill, found.gaps_alone)
     _add_decode_batch(tally, found.batch_weights, n)
     _add_kv(tally, found.kv_weights, fleet, replica_s, n)

@@ -116,6 +116,7 @@ def weighted_levels(spans: Iterable[tuple[Span, int]]) -> tuple[tuple[Span, int]
 class Overlaps(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds summed over requests (queued, decoded) or over replicas (running), inside a window.
 
+    `prefill_union_s`: replica time with a prefill running, in or out of the window; `prefill_tokens`: computed in it.
     `batch_weights`: seconds of decoding streams by the number of streams that decoded at once. `kv_weights`: seconds of
     replicas by the tokens of the requests that held a slot then.
     """
@@ -126,6 +127,8 @@ class Overlaps(msgspec.Struct, frozen=True, kw_only=True):
     decoded_s: float
     decoded_beside_prefill_s: float
     prefill_running_s: float
+    prefill_union_s: float
+    prefill_tokens: int
     decode_running_s: float
     busy_s: float
     batch_weights: dict[int, float]
@@ -146,6 +149,8 @@ def measure_overlaps(timeline: Timeline, window: Window, slots: int | None) -> O
         decoded_s=sum(part.decoded_s for part in parts),
         decoded_beside_prefill_s=sum(part.decoded_beside_prefill_s for part in parts),
         prefill_running_s=sum(part.prefill_running_s for part in parts),
+        prefill_union_s=sum(part.prefill_union_s for part in parts),
+        prefill_tokens=sum(part.prefill_tokens for part in parts),
         decode_running_s=sum(part.decode_running_s for part in parts),
         busy_s=sum(part.busy_s for part in parts),
         batch_weights=_added(part.batch_weights for part in parts),
@@ -185,6 +190,8 @@ def _of_replica(requests: Sequence[RequestSpans], window: Window, slots: int | N
         decoded_s=sum(request.decode.length_s for request in requests),
         decoded_beside_prefill_s=sum(overlap_s(request.decode, prefills) for request in requests),
         prefill_running_s=sum(overlap_s(span, inside) for span in prefills),
+        prefill_union_s=sum(span.length_s for span in prefills),
+        prefill_tokens=sum(request.record.tokens.computed or 0 for request in requests),
         decode_running_s=sum(overlap_s(span, inside) for span in decodes),
         busy_s=sum(overlap_s(span, inside) for span in union((*prefills, *decodes))),
         batch_weights=dict(weights),

@@ -77,16 +77,7 @@ def _add_index_tokens(tally: Tally, told: Sequence[RequestRecord], window: Windo
 
 
 def add_costs(tally: Tally, good: Sequence[RequestRecord]) -> None:
-    """Add the observed milliseconds per computed prompt token and per decoded token."""
-    filled = [r for r in good if r.phases.prefill_ms is not None and (r.tokens.computed or 0) > 0]
-    tally.ratio(
-        Name.PREFILL_MS_PER_TOKEN,
-        math.fsum(r.phases.prefill_ms or 0.0 for r in filled),
-        sum(r.tokens.computed or 0 for r in filled),
-        "ms/token",
-        samples=len(filled),
-        reason="no prefill with a known time and a known token count",
-    )
+    """Add the observed milliseconds per decoded token."""
     decoded = [r for r in good if r.phases.decode_ms is not None and (r.tokens.output or 0) > 1]
     tally.ratio(
         Name.DECODE_MS_PER_TOKEN,

@@ -1,0 +1,164 @@
+"""N-gram speculation: refused where drafting costs more, required in cuts that promise, off over the break-even."""
+
+import pytest
+from situations import GAINS_UNTIL_3, LABELS, NGRAM, readings, situation, table
+
+from trimtab.core.cost import SpeculationTable
+from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.gate import Metric, Question
+from trimtab.core.lever import Comparison, LeverRecord, TriggerSignal, TriggerSpec, check_record
+from trimtab.core.types import Budget
+from trimtab.diagnosis.names import Name, PerLabel
+from trimtab.levers.speculation import NgramSpeculation
+from trimtab.levers.speculation_record import off_batch
+from trimtab.rollout.triggers import TriggerWatch, watch
+
+LEVER = NgramSpeculation()
+EDIT, QUESTION = Cut(Dimension.LABEL, "edit"), Cut(Dimension.LABEL, "question")
+
+# Measured as TPOT with over without speculation: a loss from batch 64 on.
+LARGE_BATCHES = table({1: 1 / 0.55, 8: 1 / 0.70, 32: 1 / 0.95, 64: 1 / 1.10, 256: 1 / 1.9})
+
+
+def proposed(values: dict[str, float | str | None] | None = None) -> LeverRecord:
+    of = situation(readings(**{**LABELS, **(values or {})}))
+    return LEVER.propose(of, LEVER.assess(of), "narrowest")
+
+
+def batch_trigger(of: SpeculationTable) -> TriggerSpec:
+    seen = situation(readings(**LABELS), speculation=of)
+    record = LEVER.propose(seen, LEVER.assess(seen), "narrowest")
+    return next(spec for spec in record.triggers if spec.signal is TriggerSignal.BATCH)
+
+
+def test_gain_is_the_promising_part_of_decode() -> None:
+    """0.9 of the time in decode, 0.6 of it in the promising label, 1.6x: 0.9 x 0.6 x (1 - 1/1.6)."""
+    found = LEVER.assess(situation(readings(**LABELS)))
+    assert found.premise_holds
+    assert found.available
+    assert found.gain_share == pytest.approx(0.9 * 0.6 * (1.0 - 1.0 / 1.6))
+
+
+def test_drafting_that_costs_more_than_it_saves_is_refused() -> None:
+    """A small model whose proposer is slower than its step loses at every batch, so nothing is tried."""
+    slow = table({1: 2.0 / 5.0, 2: 0.4, 4: 0.4})
+    found = LEVER.assess(situation(readings(**LABELS), speculation=slow))
+    assert not found.premise_holds
+    assert "drafting costs more than the steps it saves" in found.because
+
+
+def test_batch_over_the_break_even_withdraws_the_premise() -> None:
+    """At an observed batch above the measured break-even the premise does not hold."""
+    found = LEVER.assess(situation(readings(**LABELS, **{Name.DECODE_BATCH_MEAN: 4.0})))
+    assert not found.premise_holds
+    assert "over the break-even" in found.because
+
+
+def test_unmeasured_speculation_is_not_tried() -> None:
+    """Without a table there is no premise and no prediction."""
+    found = LEVER.assess(situation(readings(**LABELS), speculation=None))
+    assert not found.premise_holds
+    assert found.gain_share is None
+
+
+def test_unknown_batch_makes_no_premise() -> None:
+    """On which side of the break-even the traffic is has to be known."""
+    found = LEVER.assess(situation(readings(**LABELS, **{Name.DECODE_BATCH_MEAN: "no timeline"})))
+    assert not found.premise_holds
+    assert "unknown" in found.because
+
+
+def test_required_cuts_are_those_that_promise() -> None:
+    """Only the label that drafting was measured on must gain; the other may veto."""
+    record = proposed()
+    required = [gate for gate in record.gates if gate.question is Question.GAIN]
+    assert [gate.cut for gate in required] == [EDIT]
+    assert all(gate.metric is Metric.TPOT_MS and gate.matched_batch for gate in required)
+    others = [gate for gate in record.gates if gate.cut == QUESTION]
+    assert [(gate.question, gate.required) for gate in others] == [(Question.VETO, False)]
+    assert record.cuts == (EDIT,)
+
+
+def test_measured_coverage_decides_before_the_tables_content() -> None:
+    """Once drafts were made for a label, what they covered counts."""
+    covered = proposed({PerLabel.COVERAGE.of("question"): 0.4, PerLabel.COVERAGE.of("edit"): 0.02})
+    assert covered.cuts == (QUESTION,)
+
+
+def test_no_promising_label_withdraws_the_premise() -> None:
+    """If drafts cover too little of every label, nothing is tried."""
+    values = {PerLabel.COVERAGE.of("question"): 0.01, PerLabel.COVERAGE.of("edit"): 0.02}
+    found = LEVER.assess(situation(readings(**{**LABELS, **values})))
+    assert not found.premise_holds
+    assert "no label promises a gain" in found.because
+
+
+def test_repetition_counts_only_where_the_table_names_no_label() -> None:
+    """A repetitive prompt does not say that its answer repeats it; it is the last resort."""
+    values = {
+        **LABELS,
+        PerLabel.REPETITION.of("edit"): 0.8,
+        PerLabel.REPETITION.of("question"): 0.2,
+    }
+    anonymous = table({1: 1.6, 2: 1.3, 4: 0.7}, content="prompts of the day")
+    of = situation(readings(**values), speculation=anonymous)
+    assert LEVER.propose(of, LEVER.assess(of), "x").cuts == (EDIT,)
+
+
+def test_record_is_complete_and_side_by_side() -> None:
+    """Its own revision with speculation, arms that share nothing, latencies at matched batch."""
+    record = proposed()
+    assert record == check_record(record)
+    assert record.ramp.comparison is Comparison.SIDE_BY_SIDE
+    assert record.revision is not None
+    assert record.revision.speculation == NGRAM
+    assert record.bottleneck.evidence != ()
+
+
+def test_prediction_is_the_inverse_of_the_measured_speed() -> None:
+    """TPOT ratio = 1 / speed-up at the observed batch, within what was measured below the break-even."""
+    tpot = next(effect for effect in proposed().expected if effect.metric is Metric.TPOT_MS)
+    assert tpot.ratio == pytest.approx(1.0 / 1.6)
+    assert tpot.low <= tpot.ratio <= tpot.high
+
+
+def test_compute_pays() -> None:
+    """Verification is paid by compute; below the break-even busy time falls, and the move says by how much."""
+    moves = {move.budget: move for move in proposed().moves}
+    assert moves[Budget.COMPUTE].spends
+    assert moves[Budget.COMPUTE].delta_share == pytest.approx(0.5 * 0.6 * (1.0 / 1.6 - 1.0))
+
+
+def test_goes_off_at_the_break_even_and_comes_back_lower() -> None:
+    """The batch trigger stands at the measured break-even, with hysteresis below it."""
+    spec = batch_trigger(GAINS_UNTIL_3)
+    assert spec.off_at == pytest.approx(3.0)
+    assert spec.on_at is not None
+    assert spec.on_at < spec.off_at
+
+
+def test_gain_at_every_measured_batch_stops_where_measuring_stopped() -> None:
+    """Nothing is known above the largest batch measured, so it goes off there."""
+    assert off_batch(table({1: 1.8, 4: 1.2})) == 4.0
+
+
+def test_batch_of_20_90_60_40_30_switches_off_once_and_on_again_lower() -> None:
+    """On at 20, off at 90, still off at 60, on again only below the lower mark."""
+    state = TriggerWatch(spec=batch_trigger(LARGE_BATCHES))
+    seen: list[bool] = []
+    for step, batch in enumerate((20, 90, 60, 30)):
+        for tick in range(3):
+            state, _ = watch(state, float(batch), 50, now_s=100.0 * step + tick)
+        seen.append(state.is_off)
+    assert seen == [False, True, True, False]
+
+
+def test_only_the_batch_brings_it_back_by_itself() -> None:
+    """Net TPOT, acceptance and coverage cannot be seen while it is off, so a person or a new proof decides."""
+    back = {spec.signal: spec.on_at for spec in proposed().triggers}
+    assert back[TriggerSignal.BATCH] is not None
+    assert {spec for spec in back if back[spec] is None} == {
+        TriggerSignal.NET_TPOT_RATIO,
+        TriggerSignal.DRAFT_ACCEPTANCE,
+        TriggerSignal.DRAFT_COVERAGE,
+    }
