@@ -1,0 +1,381 @@
+"""The life of all replicas: start, crash and restart, drain, restart into another revision with the KV kept, stop.
+
+One rule keeps it simple: every process has a generation. Whoever ends a process on purpose first moves its replica to
+the next generation; a process that ends while its generation is the current one has crashed. Starts and restarts of
+one replica exclude each other by its lock.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from trimtab.core.config import Config, FleetConfig
+from trimtab.core.events import KVMoved, ReplicaChanged, ReplicaCrashed
+from trimtab.core.ports import Clock, Launcher, LaunchError, LedgerSink, Placement, SavedKV
+from trimtab.core.revision import Revision
+from trimtab.core.types import ReplicaState, Role
+
+_DRAIN_POLL_S: Final = 0.02
+
+
+class ReplicaLauncher(Launcher, Protocol):
+    """What the fleet needs of a launcher beyond starting and stopping."""
+
+    def place(self, replicas: Sequence[str]) -> tuple[Placement, ...]:
+        """Say where replicas run."""
+        ...
+
+    async def wait_exit(self, replica: str) -> int | None:
+        """Wait until a replica's process has ended; its exit code, None if there is no process."""
+        ...
+
+    def pid(self, replica: str) -> int | None:
+        """A replica's process id, None if no process runs."""
+        ...
+
+    def last_words(self, replica: str) -> str:
+        """The last line of a replica's log."""
+        ...
+
+    def discard_kv(self, saved: SavedKV) -> None:
+        """Remove saved slots that will not be restored."""
+        ...
+
+    async def close(self) -> None:
+        """End whatever still runs; nothing starts after this."""
+        ...
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica at one moment. `url` is where it serves, or served last."""
+
+    id: str
+    state: ReplicaState
+    revision: Revision
+    role: Role
+    url: str
+    pid: int | None
+    threads: int
+    started_at_s: float
+    crashes: int
+    reason: str
+
+
+class _Member:
+    """The changing part of one replica."""
+
+    def __init__(self, placement: Placement, revision: Revision) -> None:
+        self.placement = placement
+        self.revision = revision
+        self.state = ReplicaState.STARTING
+        self.url = f"http://{placement.host}:{placement.port}"
+        self.lock = asyncio.Lock()
+        self.generation = 0
+        self.crashes = 0
+        self.started_at_s = 0.0
+        self.ready_mono_s = 0.0
+        self.reason = ""
+
+    @property
+    def id(self) -> str:
+        return self.placement.replica
+
+
+class Fleet:
+    """Keeps the replicas of one launcher.
+
+    `on_change` is told of every change of a replica, before new requests can meet it. `in_flight` says how many
+    requests the gateway has on a replica.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: ReplicaLauncher,
+        sink: LedgerSink,
+        clock: Clock,
+        on_change: Callable[[ReplicaInfo], None],
+        *,
+        in_flight: Callable[[str], int],
+    ) -> None:
+        self._config: FleetConfig = config.fleet
+        self._launcher = launcher
+        self._sink = sink
+        self._clock = clock
+        self._on_change = on_change
+        self._in_flight = in_flight
+        self._members: dict[str, _Member] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def replica_ids(self) -> tuple[str, ...]:
+        """Return every replica in a stable order."""
+        return tuple(self._members)
+
+    def revision_of(self, replica: str) -> Revision:
+        """Return the revision a replica runs or is starting; raises KeyError."""
+        return self._members[replica].revision
+
+    def info(self, replica: str) -> ReplicaInfo:
+        """Return one replica as it is now; raises KeyError."""
+        member = self._members[replica]
+        return ReplicaInfo(
+            id=member.id,
+            state=member.state,
+            revision=member.revision,
+            role=Role.MIXED,
+            url=member.url,
+            pid=self._launcher.pid(replica),
+            threads=member.placement.threads,
+            started_at_s=member.started_at_s,
+            crashes=member.crashes,
+            reason=member.reason,
+        )
+
+    def infos(self) -> tuple[ReplicaInfo, ...]:
+        """Return all replicas as they are now."""
+        return tuple(self.info(replica) for replica in self._members)
+
+    async def start(
+        self, revisions: Mapping[str, Revision], *, cause_id: str | None = None
+    ) -> None:
+        """Start all replicas at once; raises `LaunchError`, everything stopped, if one cannot be had."""
+        placements = self._launcher.place(tuple(revisions))
+        for placement in placements:
+            member = _Member(placement, revisions[placement.replica])
+            self._members[member.id] = member
+            self._move(member, ReplicaState.STARTING, "first start", cause_id)
+        outcomes = await asyncio.gather(
+            *(self._launch(member, cause_id) for member in self._members.values()),
+            return_exceptions=True,
+        )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            await self.stop()
+            raise failures[0]
+
+    async def stop(self, *, cause_id: str | None = None) -> None:
+        """Stop all replicas; raises `LaunchError` if a process outlives it. Ends running requests: drain before."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pids = {member.id: self._launcher.pid(member.id) for member in self._members.values()}
+        for member in self._members.values():
+            member.generation += 1
+        grace_s = self._config.stop_grace_s
+        try:
+            await asyncio.gather(
+                *(
+                    self._launcher.stop(member.id, grace_s=grace_s)
+                    for member in self._members.values()
+                )
+            )
+        finally:
+            await self._launcher.close()
+        for member in self._members.values():
+            self._move(member, ReplicaState.STOPPED, "fleet stopped", cause_id)
+        left = [f"{name} ({pid})" for name, pid in pids.items() if pid is not None and _runs(pid)]
+        if left:
+            raise LaunchError(f"processes outlived the stop: {', '.join(left)}")
+
+    async def restart_into(
+        self,
+        replica: str,
+        revision: Revision,
+        *,
+        drain_timeout_s: float,
+        keep_kv: bool = True,
+        cause_id: str | None = None,
+    ) -> None:
+        """Drain a replica, save its slots, start it with another revision on the same port, restore the slots.
+
+        The slots are kept where both revisions have equal KV keys; otherwise they are dropped and the reason says so.
+        Raises `LaunchError`: if it did not drain in time (it serves on as before), or if the new revision did not
+        start (the old one runs again, slots restored, or keeps being restarted).
+        """
+        member = self._members[replica]
+        async with member.lock:
+            if self._stopping:
+                raise LaunchError(f"replica {replica} was not restarted: the fleet is stopping")
+            saved = None
+            if member.state is ReplicaState.READY:
+                await self._drain(member, drain_timeout_s, cause_id)
+                saved = await self._save(member, revision, keep_kv, cause_id)
+            member.generation += 1
+            try:
+                await self._replace(member, revision, saved, cause_id)
+            finally:
+                if saved is not None:
+                    self._launcher.discard_kv(saved)
+
+    async def _drain(self, member: _Member, timeout_s: float, cause_id: str | None) -> None:
+        self._move(member, ReplicaState.DRAINING, "restart into another revision", cause_id)
+        deadline_s = self._clock.mono_s() + timeout_s
+        while (left := self._in_flight(member.id)) > 0:
+            if self._clock.mono_s() >= deadline_s:
+                reason = f"{left} requests still ran after {timeout_s:g} s of draining"
+                self._move(member, ReplicaState.READY, reason, cause_id)
+                raise LaunchError(f"replica {member.id} was not restarted: {reason}")
+            if self._launcher.pid(member.id) is None:
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _save(
+        self, member: _Member, revision: Revision, keep_kv: bool, cause_id: str | None
+    ) -> SavedKV | None:
+        """Save the slots if the next revision can take them; None, with the reason told, if not."""
+        if not keep_kv:
+            return None
+        if revision.kv_key != member.revision.kv_key:
+            self._move(member, member.state, "KV dropped: the revisions' KV keys differ", cause_id)
+            return None
+        try:
+            saved = await self._launcher.save_kv(member.id)
+        except LaunchError as error:
+            self._move(member, member.state, f"KV not saved: {error}", cause_id)
+            return None
+        self._sink.append(_moved_kv("saved", saved), cause_id=cause_id)
+        return saved
+
+    async def _replace(
+        self, member: _Member, revision: Revision, saved: SavedKV | None, cause_id: str | None
+    ) -> None:
+        old = member.revision
+        await self._launcher.stop(member.id, grace_s=self._config.stop_grace_s)
+        member.revision = revision
+        self._move(member, ReplicaState.RESTARTING, "into another revision", cause_id)
+        try:
+            await self._launch(member, cause_id, saved=saved)
+        except LaunchError as error:
+            failure = error
+        else:
+            return
+        member.revision = old
+        self._move(
+            member, ReplicaState.RESTARTING, f"back to the old revision: {failure}", cause_id
+        )
+        try:
+            await self._launch(member, cause_id, saved=saved)
+        except LaunchError as error:
+            self._move(member, ReplicaState.FAILED, f"the old revision too: {error}", cause_id)
+            self._spawn(self._revive(member, member.generation, cause_id))
+        raise failure
+
+    async def _launch(
+        self, member: _Member, cause_id: str | None, *, saved: SavedKV | None = None
+    ) -> None:
+        """Start a member's process, give it its slots back, and watch it; raises `LaunchError`."""
+        began_s = self._clock.mono_s()
+        member.url = await self._launcher.start(member.revision, member.placement)
+        note = "" if saved is None else await self._restore(member, saved, cause_id)
+        member.ready_mono_s = self._clock.mono_s()
+        member.started_at_s = self._clock.wall_s()
+        self._spawn(self._watch(member, member.generation))
+        reason = f"ready after {member.ready_mono_s - began_s:.2f} s{note}"
+        self._move(member, ReplicaState.READY, reason, cause_id)
+
+    async def _restore(self, member: _Member, saved: SavedKV, cause_id: str | None) -> str:
+        """Restore slots and return what to say of it: a replica without its old KV is slower, not broken."""
+        try:
+            restored = await self._launcher.restore_kv(member.id, saved)
+        except LaunchError as error:
+            return f"; KV not restored: {error}"
+        self._sink.append(_moved_kv("restored", restored), cause_id=cause_id)
+        return f"; {restored.tokens} of {saved.tokens} KV tokens restored"
+
+    async def _watch(self, member: _Member, generation: int) -> None:
+        """Wait for the end of a process; if nobody asked for it, tell and restart."""
+        code = await self._launcher.wait_exit(member.id)
+        if self._stopping or member.generation != generation:
+            return
+        if self._clock.mono_s() - member.ready_mono_s > self._config.restart_backoff_s_max:
+            member.crashes = 0
+        member.crashes += 1
+        crash_id = self._sink.append(
+            ReplicaCrashed(
+                replica=member.id,
+                exit_code=code,
+                crashes=member.crashes,
+                backoff_s=self._backoff_s(member),
+                last_words=self._launcher.last_words(member.id),
+            ),
+            cause_id=None,
+        )
+        await self._revive(member, generation, crash_id)
+
+    async def _revive(self, member: _Member, generation: int, cause_id: str | None) -> None:
+        """Start a replica again and again, with growing waits, until it runs or somebody else takes over."""
+        while not self._stopping and member.generation == generation:
+            if member.state is not ReplicaState.FAILED:
+                reason = f"crashed; next start in {self._backoff_s(member):g} s"
+                self._move(member, ReplicaState.RESTARTING, reason, cause_id)
+            await asyncio.sleep(self._backoff_s(member))
+            async with member.lock:
+                if member.generation != generation:
+                    return
+                await self._launcher.stop(member.id, grace_s=0)
+                member.generation = generation = generation + 1
+                try:
+                    await self._launch(member, cause_id)
+                except LaunchError as error:
+                    member.crashes += 1
+                    self._move(member, ReplicaState.FAILED, str(error), cause_id)
+                else:
+                    return
+
+    def _backoff_s(self, member: _Member) -> float:
+        doubled = self._config.restart_backoff_s * 2.0 ** min(max(0, member.crashes - 1), 30)
+        return min(doubled, self._config.restart_backoff_s_max)
+
+    def _move(
+        self, member: _Member, state: ReplicaState, reason: str, cause_id: str | None
+    ) -> None:
+        if self._stopping and state is not ReplicaState.STOPPED:
+            return
+        member.state, member.reason = state, reason
+        info = self.info(member.id)
+        self._on_change(info)
+        self._sink.append(
+            ReplicaChanged(
+                replica=member.id,
+                state=state,
+                revision=member.revision,
+                url=info.url,
+                pid=info.pid,
+                reason=reason,
+            ),
+            cause_id=cause_id,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopping:
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _moved_kv(action: str, saved: SavedKV) -> KVMoved:
+    return KVMoved(
+        replica=saved.replica,
+        action=action,
+        slots=len(saved.files),
+        tokens=saved.tokens,
+        bytes=saved.bytes,
+        took_ms=saved.took_ms,
+    )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
