@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.core.cuts import Cut, cuts_of
 from trimtab.core.ports import RequestFacts
@@ -17,6 +18,7 @@ from trimtab.runtime.secret import Secret
 SHINGLE_BYTES: Final = 32
 SHINGLE_PROMPT_BYTES_MAX: Final = 64 * 1024
 SHINGLE_SAMPLE_SHIFT: Final = 62  # keeps hashes below 2^62: one in four, chosen by content
+SHINGLE_SAMPLE_MIN: Final = 16  # at least one in 16, else the sample says nothing
 SESSION_BYTES: Final = 256
 BYTES_PER_TOKEN_START: Final = 3.6
 BYTES_PER_TOKEN_LIMITS: Final = (1.0, 16.0)
@@ -24,8 +26,17 @@ RATIO_SMOOTHING: Final = 0.1
 SAMPLE_TOKENS_MIN: Final = 16
 
 _BASE: Final = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-_MASK: Final = (1 << 64) - 1
-_BASE_INVERSE: Final = pow(_BASE, -1, 1 << 64)
+
+
+def _powers(base: int) -> NDArray[np.uint64]:
+    """Return base^0, base^1, ... modulo 2^64 for the longest prompt that is looked at."""
+    powers = np.full(SHINGLE_PROMPT_BYTES_MAX, base, dtype=np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+_POWERS: Final = _powers(_BASE)
+_INVERSES: Final = _powers(pow(_BASE, -1, 1 << 64))
 
 
 class _User(msgspec.Struct):
@@ -78,18 +89,13 @@ def repetition_of(prompt: bytes) -> float | None:
     count = data.size - SHINGLE_BYTES + 1
     if count < 1:
         return None
-    powers = np.full(data.size, _BASE, dtype=np.uint64)
-    powers[0] = 1
-    np.multiply.accumulate(powers, out=powers)
     sums = np.zeros(data.size + 1, dtype=np.uint64)
-    np.add.accumulate((data + np.uint64(1)) * powers, out=sums[1:])
-    inverses = np.full(count, _BASE_INVERSE, dtype=np.uint64)
-    inverses[0] = 1
-    np.multiply.accumulate(inverses, out=inverses)
-    hashes = (sums[SHINGLE_BYTES:] - sums[:count]) * inverses
+    np.add.accumulate((data + np.uint64(1)) * _POWERS[: data.size], out=sums[1:])
+    hashes = (sums[SHINGLE_BYTES:] - sums[:count]) * _INVERSES[:count]
     chosen = hashes[(hashes >> np.uint64(SHINGLE_SAMPLE_SHIFT)) == 0]
-    if chosen.size == 0:
-        return 0.0
+    if chosen.size * SHINGLE_SAMPLE_MIN < count:
+        # Few distinct shingles, and by chance the frequent ones were not chosen: count them all.
+        chosen = hashes
     return 1.0 - float(np.unique(chosen).size) / float(chosen.size)
 
 
