@@ -112,3 +112,65 @@ QUESTIONS: Final[tuple[tuple[str, str], ...]] = (
         "dates as plain strings.",
     ),
 )
+
+CHAT_SYSTEM: Final = "You are a friendly assistant. Keep answers short."
+
+CHAT_FRAMES: Final = (
+    "",
+    "Quick one: ",
+    "My sister asks: ",
+    "Between meetings, ",
+    "For a school project, ",
+    "Just curious, ",
+    "Before I leave, ",
+    "Honestly, ",
+)
+
+CHAT_ACTS: Final = (
+    "what should I know about",
+    "how do I get better at",
+    "why do people like",
+    "what goes well with",
+    "how did people come to",
+    "what surprises beginners about",
+    "how much time goes into",
+    "what is a kind thing to say about",
+    "where would I start with",
+    "what do experts argue about in",
+)
+
+CHAT_SUBJECTS: Final = (
+    "baking bread",
+    "night trains",
+    "growing tomatoes",
+    "old maps",
+    "learning the cello",
+    "winter swimming",
+    "keeping bees",
+    "long walks",
+    "repairing bicycles",
+    "writing letters",
+    "chess openings",
+    "mountain weather",
+    "paper boats",
+    "city birds",
+    "black tea",
+    "short stories",
+    "wooden furniture",
+    "folk dances",
+    "the moon landing",
+    "hand puppets",
+    "desert plants",
+    "lighthouses",
+    "sign language",
+    "volcanoes",
+)
+
+CHAT_ANSWERS: Final = (
+    "Start small, be patient, and ask somebody who has done it for years.",
+    "Most of it is habit; the rest is weather, luck and good company.",
+    "It rewards attention: the details that look dull at first turn out to matter.",
+    "People disagree, but nearly everyone mentions the quiet and the slow pace.",
+    "A borrowed book and one free afternoon are enough to find out whether you like it.",
+    "Mistakes are cheap at the beginning, so make plenty of them early.",
+)
