@@ -15,10 +15,15 @@ ALL_TRAFFIC = "all"
 class ArmExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What gates need beside request records; None is unknown.
 
+    Harm is judged from `fresh_from_block` on, the first block at the present share; blocks from
+    `complete_before_block` on are not over yet (None: all are).
+
     Memory: peak resident bytes of a replica of each arm. Outputs: of `outputs_n` prompts asked again at
     temperature 0, `outputs_differ` gave another text with the candidate; `floor_*`: baseline against itself.
     """
 
+    fresh_from_block: int = 0
+    complete_before_block: int | None = None
     memory_bytes_baseline: float | None = None
     memory_bytes_candidate: float | None = None
     outputs_differ: int = 0
@@ -65,6 +70,8 @@ def judge(spec: GateSpec, measured: Measured) -> tuple[Verdict, str]:
             shown, target = high <= margin, margin
             words = f"the absence of harm beyond {margin:.0%}"
         case Question.VETO:
+            if measured.harm_now is not None and measured.harm_now > margin:
+                return Verdict.HOLD, f"harm beyond {margin:.0%} is likely, but not shown"
             return Verdict.PASS, f"harm beyond {margin:.0%} is not shown"
         case _:
             assert_never(spec.question)

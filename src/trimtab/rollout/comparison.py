@@ -41,6 +41,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
             record for record, cuts in zip(self.records, self.cuts, strict=True) if cut in cuts
         )
 
+    def between(self, first: int, end: int | None) -> "Sample":
+        """Return the part in blocks from `first` on and before `end`."""
+        kept = [
+            (record, cuts)
+            for record, cuts in zip(self.records, self.cuts, strict=True)
+            if first <= _block(record) and (end is None or _block(record) < end)
+        ]
+        return Sample(
+            records=tuple(record for record, _ in kept), cuts=tuple(cuts for _, cuts in kept)
+        )
+
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     """Units with the counts of requests behind them. `unmeasured`: requests without a value."""

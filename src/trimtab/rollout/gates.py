@@ -3,12 +3,12 @@
 Law: harm is candidate over baseline less one (for throughput, one less that ratio; for rates, the difference).
     gain     passes when harm.high <= -margin, fails when harm.low > 0
     no_harm  passes when harm.high <= margin,  fails when harm.low > margin
-    veto     fails when harm.low > margin, passes otherwise
+    veto     fails when harm.low > margin, passes unless the estimate itself lies beyond the margin
 The interval holds at every look. A pass needs the declared requests in each arm and the declared units; until
 then it is hold, with what is lacking. A fail does not wait. What cannot be measured is error.
 
-All records must lie in complete blocks: of blocks whose requests have all ended. `machine.comparable` keeps those
-of the present share.
+A gain is asked of all blocks, everything else only of those from `extras.fresh_from_block` on, and only complete
+blocks count (`rollout.look` says which those are); errors count at once.
 
 Failure modes: bounds that contradict each other (the ratio moved while it was measured) pass only if the
 latest estimate agrees; counts of tail values and errors treat requests as independent, so that bursts weigh
@@ -60,10 +60,19 @@ def evaluate(
     and not required never fails the lever: it decides whether the cut is kept. A state in which nothing
     required is asked is an error.
     """
-    sample = sample_of(record.name, records)
+    everything = sample_of(record.name, records)
+    fresh = everything.between(extras.fresh_from_block, None)
+    complete = everything.between(0, extras.complete_before_block)
+    fresh_and_complete = fresh.between(0, extras.complete_before_block)
+
+    def sample_for(spec: GateSpec) -> Sample:
+        if spec.metric is Metric.ERROR_RATE:
+            return fresh
+        return complete if spec.question is Question.GAIN else fresh_and_complete
+
     asked = [spec for spec in record.gates if state in spec.during]
-    results = [answer(record, spec, sample, extras) for spec in asked]
-    results += automatic_vetoes(record, sample)
+    results = [answer(record, spec, sample_for(spec), extras) for spec in asked]
+    results += automatic_vetoes(record, fresh_and_complete)
     return tuple(results), overall(results)
 
 

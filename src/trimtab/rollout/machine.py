@@ -9,15 +9,11 @@ back still happens.
 Failure mode: the clock of a share starts anew after a restart, so a rollout takes longer than it must.
 """
 
-import math
-
 import msgspec
 
 from trimtab.core.gate import GateResult
-from trimtab.core.lever import Comparison, LeverRecord
-from trimtab.core.record import RequestRecord
-from trimtab.core.traffic import OUTSIDE_SLICE, CandidatePlan
-from trimtab.core.types import Arm, RolloutState, Verdict
+from trimtab.core.lever import LeverRecord
+from trimtab.core.types import RolloutState, Verdict
 
 HOLD_CYCLES_MAX = 10.0
 """Peak cycles at one share after which a rollout without enough evidence is taken back."""
@@ -89,11 +85,18 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     frozen: bool = False
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of the sessions in the slice, and since when."""
+
+    share: float
+    entered_at_s: float
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout is. All times are of one clock, the caller's, in seconds.
 
-    `share` is the part of the sessions in the slice: 0 when no traffic meets the candidate. `looks` counts
-    all looks, `passes` those that promoted.
+    `share` is the part of the sessions in the slice: 0 when no traffic meets the candidate. `steps`: all shares
+    so far, the last one in force. `looks` counts all looks, `passes` those that promoted.
     """
 
     lever: str
@@ -102,11 +105,16 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     started_at_s: float
     entered_at_s: float
-    share_entered_at_s: float
+    steps: tuple[Step, ...]
     looks: int = 0
     passes: int = 0
     verdict: Verdict | None = None
     reason: str = ""
+
+    @property
+    def share_entered_at_s(self) -> float:
+        """Since when the present share is in force."""
+        return self.steps[-1].entered_at_s
 
 
 def begin(record: LeverRecord, now_s: float) -> Rollout:
@@ -118,7 +126,7 @@ def begin(record: LeverRecord, now_s: float) -> Rollout:
         share=record.ramp.shares[0],
         started_at_s=now_s,
         entered_at_s=now_s,
-        share_entered_at_s=now_s,
+        steps=(Step(share=record.ramp.shares[0], entered_at_s=now_s),),
         reason="first slice",
     )
 
@@ -140,6 +148,7 @@ def resume(record: LeverRecord, state: RolloutState, share: float, now_s: float)
         state=state,
         share_index=shares.index(share),
         share=share,
+        steps=(Step(share=share, entered_at_s=now_s),),
         reason="resumed after a restart",
     )
 
@@ -175,34 +184,6 @@ def expire(record: LeverRecord, rollout: Rollout, wall_s: float, now_s: float) -
     if ended or wall_s < record.expires_at_s:
         return rollout
     return move(rollout, RolloutState.EXPIRED, now_s, "the record expired")
-
-
-def comparable(
-    rollout: Rollout, candidate: CandidatePlan, records: list[RequestRecord]
-) -> list[RequestRecord]:
-    """Keep the records that speak of the present share and compare like with like.
-
-    Whole pairs of blocks after the share was entered (harm may begin only at this share, and old passes would
-    hide it); in a switchback, the sessions of the slice in both arms. `rollout` and `candidate` must be timed by
-    one clock.
-    """
-    first = first_block(rollout, candidate)
-    matched = candidate.comparison is Comparison.SWITCHBACK
-    return [
-        one
-        for one in records
-        if one.lever == rollout.lever
-        and one.block is not None
-        and one.block >= first
-        and not (matched and one.arm is Arm.BASELINE and one.slice == OUTSIDE_SLICE)
-    ]
-
-
-def first_block(rollout: Rollout, candidate: CandidatePlan) -> int:
-    """Return the first block whose evidence counts at this share: an even one, so that pairs stay whole."""
-    elapsed = max(0.0, rollout.share_entered_at_s - candidate.started_at_s)
-    block = math.ceil(elapsed / candidate.block_s - 1e-9)
-    return block + block % 2
 
 
 def render_transitions() -> str:
@@ -263,9 +244,9 @@ def _promote(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
         return move(passed, RolloutState.PROVING, now_s, f"passed at {rollout.share:.0%}")
     grown = move(passed, RolloutState.RAMPING, now_s, f"passed at {rollout.share:.0%}")
     index = rollout.share_index + 1
-    return msgspec.structs.replace(
-        grown, share_index=index, share=ramp.shares[index], share_entered_at_s=now_s
-    )
+    share = ramp.shares[index]
+    steps = (*rollout.steps, Step(share=share, entered_at_s=now_s))
+    return msgspec.structs.replace(grown, share_index=index, share=share, steps=steps)
 
 
 def _because(look: Look, what: str, verdict: Verdict) -> str:
