@@ -9,6 +9,7 @@ from trimtab.core.events import Envelope
 from trimtab.core.narrate import cited_evidence
 from trimtab.core.state import State, rebuild
 from trimtab.runtime.ledger_file import open_for_reading, select
+from trimtab.runtime.ledger_retention import read_cited, read_decided
 from trimtab.runtime.ledger_rows import LedgerError, Row
 from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
 
@@ -78,19 +79,10 @@ class SqliteReader:
 
     def told(self, lever: str) -> Sequence[Envelope]:
         """Return all that `narrate.chain` needs of a lever: no requests, and only the readings it cites."""
-        decided = [
-            row.envelope()
-            for row in self._select(f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')")
-        ]
-        cited = cited_evidence(lever, decided)
-        measured = {
-            row.seq: row.envelope()
-            for evidence in cited
-            for row in self._select(
-                f"{_INDEXED} AND kind = 'measured' AND instr(body, ?) > 0", (evidence,)
-            )
-        }
-        return sorted([*decided, *measured.values()], key=lambda each: each.seq)
+        with self._errors():
+            decided = read_decided(self._db)
+            cited = read_cited(self._db, cited_evidence(lever, decided))
+        return sorted([*decided, *cited], key=lambda each: each.seq)
 
     def find(self, reference: str) -> Envelope:
         """Return the event with this id, unique start of an id, or seq; raises `LedgerError` if there is none."""
@@ -123,9 +115,13 @@ class SqliteReader:
         return rebuild(self.read(after_seq=through_seq))
 
     def verify(self) -> Verification:
-        """Check the whole ledger as it is at this moment."""
+        """Check the whole ledger as it is at this moment, chain and file structure."""
         with self._errors(), self._snapshot():
-            return verify(self)
+            found = verify(self)
+            (structure,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found.ok and structure != "ok":
+            raise LedgerError(f"{self.path} is damaged below its rows: {structure}")
+        return found
 
     def rows(self, *, after_seq: int = 0) -> Iterator[Row]:
         """See `ledger_verify.Source`."""

@@ -1,26 +1,19 @@
 """Retention: folds the oldest events into a checkpoint and removes those that no lever's chain needs.
 
 Removed are requests, readings, diagnoses, assessments and fleet budgets that no lever cites, and older
-checkpoints. Everything a lever's record and rollout consist of stays, with the diagnoses and readings they cite
-and the causes they name, so a chain can be told for as long as the ledger lives; decisions are few. All of it
-happens in one transaction: a crash leaves either the old ledger or the new one.
+checkpoints. What `narrate.chain` tells of any lever stays as it is, so a lever can be explained for as long as the
+ledger lives; decisions are few. All of it happens in one transaction: a crash leaves either the old ledger or
+the new one.
 """
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from trimtab.core.events import (
-    Checkpoint,
-    Diagnosed,
-    Envelope,
-    LeverProposed,
-    Measured,
-    lever_of,
-)
-from trimtab.core.evidence import Evidence
+from trimtab.core.events import AnyEvent, Checkpoint, Envelope, lever_of
+from trimtab.core.narrate import chain, cited_evidence
 from trimtab.core.state import (
     EMPTY,
     FLOW_KINDS,
@@ -116,55 +109,33 @@ def _mark(db: sqlite3.Connection, through_seq: int) -> None:
         f"INSERT INTO retention SELECT seq FROM events WHERE seq <= ? AND lever IS NULL AND kind IN ({marks})",
         (through_seq, *FOLDABLE_KINDS),
     )
+    decided = read_decided(db)
+    for lever in sorted({name for name in map(lever_of, _events(decided)) if name is not None}):
+        steps = chain(lever, [*decided, *read_cited(db, cited_evidence(lever, decided))])
+        db.executemany(
+            "DELETE FROM retention WHERE removable_seq = ?",
+            [(step.envelope.seq,) for step in steps],
+        )
+
+
+def read_decided(db: sqlite3.Connection) -> list[Envelope]:
+    """Read every event from which chains are told, readings apart."""
     where = f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')"
-    needed = needed_ids([row.envelope() for row in select(db, where)], _Lookup(db))
-    db.executemany(
-        "DELETE FROM retention WHERE removable_seq = (SELECT seq FROM events WHERE id = ?)",
-        [(event_id,) for event_id in sorted(needed)],
-    )
+    return [row.envelope() for row in select(db, where)]
 
 
-class _Lookup:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def cause_of(self, event_id: str) -> str | None:
-        """Return the cause of an event, None if it has none or is not here."""
-        found = self._db.execute("SELECT cause_id FROM events WHERE id = ?", (event_id,)).fetchone()
-        return found[0] if found else None
-
-    def measured(self) -> Iterable[Envelope]:
-        """Yield every event with readings."""
-        for row in select(self._db, f"{_INDEXED} AND kind = 'measured'"):
-            yield row.envelope()
+def read_cited(db: sqlite3.Connection, evidence: Iterable[str]) -> list[Envelope]:
+    """Read the events that hold any of these evidence ids."""
+    found = {
+        row.seq: row
+        for cited in evidence
+        for row in select(db, f"{_INDEXED} AND kind = 'measured' AND instr(body, ?) > 0", (cited,))
+    }
+    return [row.envelope() for row in found.values()]
 
 
-def needed_ids(decided: Sequence[Envelope], lookup: _Lookup) -> set[str]:
-    """Return the ids of the events that the levers' chains consist of, cite or name as causes."""
-    records = [each.event.record for each in decided if isinstance(each.event, LeverProposed)]
-    diagnoses = {record.bottleneck.diagnosis for record in records}
-    evidence = {cited for record in records for cited in record.bottleneck.evidence}
-    needed = {each.id for each in decided if lever_of(each.event) is not None}
-    for each in decided:
-        if isinstance(each.event, Diagnosed) and each.event.diagnosis.id in diagnoses:
-            needed.add(each.id)
-            evidence.update(each.event.diagnosis.evidence)
-    if evidence:
-        needed.update(each.id for each in lookup.measured() if _measures(each, evidence))
-    climbing = list(needed)
-    while climbing:
-        cause = lookup.cause_of(climbing.pop())
-        if cause is not None and cause not in needed:
-            needed.add(cause)
-            climbing.append(cause)
-    return needed
-
-
-def _measures(envelope: Envelope, evidence: set[str]) -> bool:
-    event = envelope.event
-    if not isinstance(event, Measured):
-        return False
-    return any(isinstance(item, Evidence) and item.id in evidence for item in event.readings.items)
+def _events(envelopes: Iterable[Envelope]) -> Iterable[AnyEvent]:
+    return (each.event for each in envelopes)
 
 
 def _what_stays(

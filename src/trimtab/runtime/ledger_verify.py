@@ -59,6 +59,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         return self.bad_seq is None
 
 
+_KIND = msgspec.json.Decoder(_Kind)
+
+
 class _BrokenError(Exception):
     """Stops at the first row that is wrong."""
 
@@ -181,7 +184,7 @@ class _Walk:
         # The columns by which rows are found are not hashed: they must say what the body says.
         try:
             if row.kind in FLOW_KINDS:
-                kind, lever = msgspec.json.decode(row.body, type=_Kind).kind, None
+                kind, lever = _KIND.decode(row.body).kind, None
             else:
                 event = row.envelope().event
                 kind, lever = kind_of(event), lever_of(event)
