@@ -26,14 +26,17 @@ from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
-from trimtab.rollout.gates import ArmExtras, evaluate, kept_cuts
+from trimtab.rollout.gates import ArmExtras, kept_cuts
+from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import Look, Rollout, advance, begin
 from trimtab.runtime.actuation import Actuator
 
 RECORDS_MAX = 20_000
 TICK_S = 1.0
 
-ENDED = frozenset({RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED})
+ENDED = frozenset(
+    {RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
+)
 
 
 class Proof(msgspec.Struct, kw_only=True):
@@ -87,7 +90,6 @@ class Controller:
         self._on_adopted = on_adopted
         self._on_moved = on_moved
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_MAX)
-        self._arrived_mono: dict[int, float] = {}
         self.proof: Proof | None = None
         self.frozen = False
         self._unhealthy_said = False
@@ -101,9 +103,16 @@ class Controller:
         """The recent records, oldest first."""
         return tuple(self._records)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no lever is being proven any more."""
+        return self.proof is None or self.proof.rollout.state in ENDED
+
     def propose(self, record: LeverRecord, *, cause_id: str | None) -> str:
         """Accept a complete lever record as a proposal; raises `LeverRecordError` for an incomplete one."""
-        return self._sink.append(LeverProposed(record=check_record(record)), cause_id=cause_id, durable=True)
+        return self._sink.append(
+            LeverProposed(record=check_record(record)), cause_id=cause_id, durable=True
+        )
 
     async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
@@ -150,10 +159,17 @@ class Controller:
         proof = self.proof
         if proof is None or proof.rollout.state in ENDED:
             return
+        candidate = self._actuator.plan.candidate
+        if candidate is None:
+            return
         now_s = self._clock.mono_s()
-        records = self._judged(proof, now_s)
-        results, verdict = evaluate(
-            proof.record, proof.rollout.state, records, self._extras(proof.record, proof.replicas)
+        results, verdict = look_at(
+            proof.record,
+            proof.rollout,
+            candidate,
+            self._records,
+            self._extras(proof.record, proof.replicas),
+            now_s,
         )
         proof.looks += 1
         self._record_look(proof, results, verdict)
@@ -163,19 +179,6 @@ class Controller:
             await self._carry_out(proof, after, verdict)
         else:
             proof.rollout = after
-
-    def _judged(self, proof: Proof, now_s: float) -> list[RequestRecord]:
-        """Return the lever's records of finished blocks, and all of them as soon as one of them failed.
-
-        A block that is still filling would change after it was looked at; an error must not wait for it.
-        """
-        candidate = self._actuator.plan.candidate
-        mine = [r for r in self._records if r.lever == proof.record.name and r.block is not None]
-        if candidate is None or any(not r.ok and not r.client_aborted for r in mine):
-            return mine
-        running = int((now_s - candidate.started_at_s) // candidate.block_s)
-        # One block of lag lets the requests of the block before the last finish.
-        return [r for r in mine if r.block is not None and r.block < running - 1]
 
     def _record_look(self, proof: Proof, results: tuple[GateResult, ...], verdict: Verdict) -> None:
         if results == proof.results:
@@ -202,13 +205,20 @@ class Controller:
                 await self._adopt(proof)
             case RolloutState.PROPOSED:
                 raise AssertionError("a running rollout cannot become a proposal again")
-            case RolloutState.PAUSED | RolloutState.ROLLED_BACK | RolloutState.DISABLED | RolloutState.EXPIRED:
+            case (
+                RolloutState.PAUSED
+                | RolloutState.ROLLED_BACK
+                | RolloutState.DISABLED
+                | RolloutState.EXPIRED
+            ):
                 await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
 
     async def _adopt(self, proof: Proof) -> None:
         kept, refused = kept_cuts(proof.record, proof.results)
         cause = self._sink.append(
-            CutsKept(lever=proof.record.name, kept=tuple(str(cut) for cut in kept), refused=refused),
+            CutsKept(
+                lever=proof.record.name, kept=tuple(str(cut) for cut in kept), refused=refused
+            ),
             cause_id=proof.last_event_id,
             durable=True,
         )
@@ -217,7 +227,9 @@ class Controller:
                 self._sink.append(_effect(proof.record, result), cause_id=cause)
         failed = self._after_adoption(proof.record, cause_id=cause)
         if failed is not None:
-            proof.rollout = msgspec.structs.replace(proof.rollout, state=RolloutState.ROLLED_BACK, reason=failed)
+            proof.rollout = msgspec.structs.replace(
+                proof.rollout, state=RolloutState.ROLLED_BACK, reason=failed
+            )
             self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
             await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
             return
@@ -238,11 +250,15 @@ class Controller:
         if proof is None or proof.rollout.state in ENDED:
             return
         before = proof.rollout
-        proof.rollout = msgspec.structs.replace(before, state=RolloutState.ROLLED_BACK, reason=reason)
+        proof.rollout = msgspec.structs.replace(
+            before, state=RolloutState.ROLLED_BACK, reason=reason
+        )
         self._moved(before.state, proof.rollout, None, reason)
         await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
 
-    def _moved(self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str) -> None:
+    def _moved(
+        self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str
+    ) -> None:
         proof = self.proof
         if proof is None:
             raise AssertionError("only a lever being proven can move")
@@ -264,7 +280,9 @@ class Controller:
             return
         self._unhealthy_said = unhealthy
         if not unhealthy:
-            self._sink.append(Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None)
+            self._sink.append(
+                Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None
+            )
 
 
 def _effect(record: LeverRecord, result: GateResult) -> Effect:

@@ -50,7 +50,7 @@ class ReplicaLauncher(Launcher, Protocol):
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica at one moment. `url` is where it serves, or served last."""
+    """One replica at one moment. `url`: where it serves, or served last; `kv_kept`: slots lived through a restart."""
 
     id: str
     state: ReplicaState
@@ -62,6 +62,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float
     crashes: int
     reason: str
+    kv_kept: bool = False
 
 
 class _Member:
@@ -78,6 +79,7 @@ class _Member:
         self.started_at_s = 0.0
         self.ready_mono_s = 0.0
         self.reason = ""
+        self.kv_kept = False
 
     @property
     def id(self) -> str:
@@ -133,6 +135,7 @@ class Fleet:
             started_at_s=member.started_at_s,
             crashes=member.crashes,
             reason=member.reason,
+            kv_kept=member.kv_kept,
         )
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
@@ -271,6 +274,7 @@ class Fleet:
         """Start a member's process, give it its slots back, and watch it; raises `LaunchError`."""
         began_s = self._clock.mono_s()
         member.url = await self._launcher.start(member.revision, member.placement)
+        member.kv_kept = False
         note = "" if saved is None else await self._restore(member, saved, cause_id)
         member.ready_mono_s = self._clock.mono_s()
         member.started_at_s = self._clock.wall_s()
@@ -285,6 +289,7 @@ class Fleet:
         except LaunchError as error:
             return f"; KV not restored: {error}"
         self._sink.append(_moved_kv("restored", restored), cause_id=cause_id)
+        member.kv_kept = True
         return f"; {restored.tokens} of {saved.tokens} KV tokens restored"
 
     async def _watch(self, member: _Member, generation: int) -> None:

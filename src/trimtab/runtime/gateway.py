@@ -93,6 +93,8 @@ class Gateway:
             router, self._upstream, engine, clock, secret, lambda: self._is_stopping
         )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
+        self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
+        """Hears every finished request with its path and body, which it must not store."""
         self._runner: web.AppRunner | None = None
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -215,6 +217,7 @@ class Gateway:
         prompt = prompt_bytes(facts.segments)
         label = request.headers.get(LABEL_HEADER, "")[:LABEL_CHARS_MAX] or None
         seen.facts = facts
+        seen.body = body
         seen.stage = self._router.plan.stage
         seen.prompt = Prompt(
             session=session_of(request.headers.get(SESSION_HEADER), body, facts, self._secret),
@@ -277,6 +280,8 @@ class Gateway:
             cause_id=None,
         )
         self._on_record(record)
+        self.on_body(record, seen.endpoint, seen.body)
+        seen.body = b""
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json(models_page(self._model))

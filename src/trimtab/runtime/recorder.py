@@ -42,6 +42,7 @@ class Measurement:
         self.routed: Routed | None = None
         self.captured: int | None = None
         self.stage: str | None = None
+        self.body = b""
         self.status = 0
         self.error = ErrorClass.NONE
         self.client_aborted = False
@@ -53,6 +54,7 @@ class Measurement:
         self._arrived_s = mono_s
         self._first_s: float | None = None
         self._last_s: float | None = None
+        self._done_s: float | None = None
         self._gap_s_max: float | None = None
         self._chunks = 0
         self._text: list[str] = []
@@ -70,7 +72,9 @@ class Measurement:
             self.status, self.error = status, error
 
     def aborted(self) -> None:
-        """Note that the client left before the end."""
+        """Note that the client left before the end; one that leaves at the end mark has its whole answer."""
+        if self.done:
+            return
         if self.error is ErrorClass.NONE:
             self.client_aborted = True
         self.failed(STATUS_CLIENT_ABORT, ErrorClass.CLIENT_ABORT)
@@ -79,7 +83,8 @@ class Measurement:
         """Take in one event of a stream, or a whole answer that came at once."""
         if event.text:
             self._saw_text(event.text, mono_s, secret)
-        self.done = self.done or event.done
+        if event.done:
+            self.done, self._done_s = True, mono_s
         self._finish_reason = event.finish_reason or self._finish_reason
         if event.report is not None:
             self.report = event.report
@@ -108,8 +113,9 @@ class Measurement:
         hardware: str,
         topology: str,
     ) -> RequestRecord:
-        """Make the record of a request that has ended; forgets the output's text."""
-        e2e_ms = (mono_s - self._arrived_s) * 1000.0
+        """Make the record of a request that has ended, at its end mark or else now; forgets the output's text."""
+        ended_s = mono_s if self._done_s is None else self._done_s
+        e2e_ms = (ended_s - self._arrived_s) * 1000.0
         text, self._text = "".join(self._text), []
         ttft_ms = None if self._first_s is None else (self._first_s - self._arrived_s) * 1000.0
         record = RequestRecord(

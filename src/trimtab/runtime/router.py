@@ -126,6 +126,10 @@ class Router:
             routed = self._decide(query, _detached(plan, None), prompt_tokens)
         return self._admit(routed)
 
+    def set_policies(self, policies: Mapping[str, RoutingPolicy]) -> None:
+        """Decide with these policies from the next request on."""
+        self._policies = dict(policies)
+
     def _place(self, plan: TrafficPlan, session: str) -> float:
         return 1.0 if plan.candidate is None else self._places.of(session, plan.candidate.lever)
 

@@ -1,0 +1,32 @@
+"""The `trimtab` command."""
+
+import sys
+
+import click
+
+from trimtab import __version__
+from trimtab.interfaces.ledger_cli import ledger
+from trimtab.interfaces.load_cli import load
+from trimtab.interfaces.tune_cli import tune
+from trimtab.interfaces.up_cli import up
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="trimtab")
+def main() -> None:
+    """Diagnose LLM inference, move one lever at a time on a slice of traffic, keep only what proves itself.
+
+    \b
+    Start here:
+      trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
+      trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab ledger chain NAME                      why a lever is on, in words
+    """
+
+
+for command in (tune, up, load, ledger):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What the commands share: configuration from a file and options, and errors as one clear line."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+import msgspec
+
+from trimtab.core.config import Config, ConfigError, parse_config
+from trimtab.core.ports import LaunchError
+from trimtab.diagnosis.calibration import CalibrationError
+from trimtab.runtime.gateway import GatewayError
+from trimtab.runtime.ledger_rows import LedgerError
+from trimtab.runtime.secret import SecretError
+from trimtab.runtime.sources import SourcesError
+from trimtab.workloads.base import WorkloadError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KNOWN = (
+    ConfigError,
+    LaunchError,
+    GatewayError,
+    LedgerError,
+    SecretError,
+    SourcesError,
+    WorkloadError,
+    CalibrationError,
+)
+"""Errors whose message says what, where and the fix; they need no traceback."""
+
+INTERRUPTED = 130
+
+
+def friendly(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn known errors into one line and exit code 1, and Ctrl-C into exit code 130."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KNOWN as error:
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted; everything was stopped", err=True)
+            raise SystemExit(INTERRUPTED) from None
+
+    return run
+
+
+def read_config(path: Path | None) -> Config:
+    """Read the configuration file, or the defaults; raises `ConfigError`."""
+    if path is None:
+        return Config()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return parse_config(text, source=str(path))
+
+
+def with_options(
+    config: Config,
+    *,
+    replicas: int | None = None,
+    model: str | None = None,
+    port: int | None = None,
+    host: str | None = None,
+    ledger: str | None = None,
+) -> Config:
+    """Return the configuration with command-line options over it; an option that was not given changes nothing."""
+    changed = config
+    for section, values in (
+        ("fleet", {"replicas": replicas}),
+        ("engine", {"model": model}),
+        ("gateway", {"port": port, "host": host}),
+        ("ledger", {"path": ledger}),
+    ):
+        given = {name: value for name, value in values.items() if value is not None}
+        part = msgspec.structs.replace(getattr(changed, section), **given)
+        changed = msgspec.structs.replace(changed, **{section: part})
+    return changed

@@ -1,0 +1,114 @@
+"""`trimtab tune`: the whole loop, once, on a local fleet, with a report."""
+
+import asyncio
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from trimtab.core.config import Config
+from trimtab.interfaces.common import friendly, read_config, with_options
+from trimtab.interfaces.report import print_summary, write_report
+from trimtab.interfaces.tune_console import TuneConsole
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.tune_plan import TunePlan
+from trimtab.runtime.tune_run import run_tune
+
+
+@click.command()
+@click.option(
+    "--workload",
+    type=click.Choice(["coding", "chat", "mixed"]),
+    default="coding",
+    show_default=True,
+    help="Traffic to tune for.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out"),
+    show_default=True,
+    help="Folder for report.html, result.json and the ledger.",
+)
+@click.option(
+    "--replicas", type=click.IntRange(2, 64), default=None, help="Replicas to start [default: 2]."
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=str),
+    default=None,
+    help="GGUF file [default: the packaged SmolLM2-135M-Instruct].",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of all arrivals."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.0, min_open=True),
+    default=None,
+    help="Requests per second of the baseline run [default: beyond what round robin serves].",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(2.0, 600.0),
+    default=9.0,
+    show_default=True,
+    help="Time for all stages; rollouts that do not pass in time are taken back.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="TOML configuration.",
+)
+@friendly
+def tune(
+    workload: str,
+    report: Path,
+    replicas: int | None,
+    model: str | None,
+    seed: int,
+    rate: float | None,
+    minutes: float,
+    config_path: Path | None,
+) -> None:
+    """Measure a local fleet, say what binds, prove levers one by one on slices of traffic, keep what gains.
+
+    Starts its own replicas and gateway on loopback and stops them at the end. Writes REPORT/report.html (pictures),
+    REPORT/result.json (figures) and REPORT/ledger.sqlite (the causal record; see `trimtab ledger`).
+    """
+    report.mkdir(parents=True, exist_ok=True)
+    config = _config(read_config(config_path), replicas, model, report)
+    plan = TunePlan(workload=workload, seed=seed, rate_per_s=rate or 0.0, total_s=minutes * 60.0)
+    clock, console = SystemClock(), Console()
+    result = asyncio.run(run_tune(config, plan, TuneConsole(console, clock.mono_s), clock))
+    paths = write_report(result, report)
+    print_summary(result, console)
+    for path in paths:
+        console.print(f"wrote [bold]{path}[/]")
+
+
+def _config(config: Config, replicas: int | None, model: str | None, report: Path) -> Config:
+    """A tune has a gateway port and a ledger of its own, so that it can run beside a fleet."""
+    ledger = _fresh(report / "ledger.sqlite")
+    changed = with_options(config, replicas=replicas, model=model, port=0, ledger=str(ledger))
+    if changed.fleet.replicas < 2:
+        fleet = msgspec.structs.replace(changed.fleet, replicas=2)
+        return msgspec.structs.replace(changed, fleet=fleet)
+    return changed
+
+
+def _fresh(path: Path) -> Path:
+    """Keep the ledger of an earlier tune under another name: a record is never overwritten."""
+    if path.exists():
+        number = 1
+        while (old := path.with_name(f"ledger.{number}.sqlite")).exists():
+            number += 1
+        path.rename(old)
+        for ending in ("-wal", "-shm"):
+            side = path.with_name(path.name + ending)
+            if side.exists():
+                side.rename(old.with_name(old.name + ending))
+    return path

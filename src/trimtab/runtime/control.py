@@ -1,0 +1,186 @@
+"""Wires the parts that decide and act on a started system: actuator, controller, triggers, equality probe."""
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+
+from trimtab.core.cuts import Cut
+from trimtab.core.events import RolloutMoved, TriggerMoved
+from trimtab.core.lever import LeverRecord
+from trimtab.core.record import RequestRecord
+from trimtab.rollout.answer import ArmExtras
+from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.controller import TICK_S, Controller
+from trimtab.runtime.equality import EqualityProbe
+from trimtab.runtime.situation import Looked, Situations, Standing, payers_reason
+from trimtab.runtime.supervisor import System
+from trimtab.runtime.trigger_watch import TriggerShell
+
+EQUALITY_EVERY_TICKS = 4
+EQUALITY_PROBES_MAX = 8
+VERIFY_WINDOW_S = 60.0
+
+
+class Control:
+    """Everything that moves levers on one system. `run` ticks until `stop` is called.
+
+    `standing` supplies the measured costs and the fleet for the diagnosis that follows an adoption.
+    """
+
+    def __init__(self, system: System, standing: Callable[[], Standing]) -> None:
+        self._system = system
+        self._standing = standing
+        self.on_moved: list[Callable[[RolloutMoved], None]] = []
+        self.on_trigger: list[Callable[[TriggerMoved], None]] = []
+        self.situations = Situations(system.ledger, system.clock)
+        self.actuator = Actuator(
+            router=system.router,
+            fleet=system.fleet,
+            sink=system.ledger,
+            baseline=system.baseline,
+            mono_s=system.clock.mono_s,
+        )
+        self.triggers = TriggerShell(
+            actuator=self.actuator,
+            sink=system.ledger,
+            clock=system.clock,
+            records=lambda: system.records,
+            load_bound=system.config.routing.load_bound,
+            baseline_policy=system.config.routing.policy,
+            on_moved=lambda event: self._tell(self.on_trigger, event),
+        )
+        self.controller = Controller(
+            actuator=self.actuator,
+            sink=system.ledger,
+            clock=system.clock,
+            extras=self._extras,
+            after_adoption=self._verify,
+            on_adopted=self._watch,
+            on_moved=lambda event: self._tell(self.on_moved, event),
+        )
+        self._http: aiohttp.ClientSession | None = None
+        self._equality: EqualityProbe | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._peak_bytes: dict[str, int] = {}
+        self._window = system.process_sample()
+        self._task: asyncio.Task[None] | None = None
+        system.listen(self.controller.on_record)
+
+    async def start(self) -> None:
+        """Begin to tick."""
+        self._http = aiohttp.ClientSession()
+        self._equality = EqualityProbe(self._http, self._system.engine)
+        self._system.gateway.on_body = self._equality.offer
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop ticking, take back what is still being proven, and let go of everything."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        await self.triggers.close()
+        if self._http is not None:
+            await self._http.close()
+
+    def check(self) -> None:
+        """Raise what ended the ticking, if anything did."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+
+    async def _run(self) -> None:
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+            self._note_memory()
+            self.triggers.saw(self._system.load.view(self._system.clock.wall_s()))
+            await self.controller.tick()
+            await self.triggers.tick()
+            if ticks % EQUALITY_EVERY_TICKS == 0:
+                self._probe_equality()
+
+    def _note_memory(self) -> None:
+        for replica in self._system.fleet.replica_ids():
+            resident = self._system.launcher.memory_bytes(replica)
+            if resident is not None:
+                self._peak_bytes[replica] = max(resident, self._peak_bytes.get(replica, 0))
+
+    def _probe_equality(self) -> None:
+        proof, probe = self.controller.proof, self._equality
+        busy = self._probing is not None and not self._probing.done()
+        if proof is None or probe is None or busy or probe.counts.n >= EQUALITY_PROBES_MAX:
+            return
+        self._probing = asyncio.create_task(self._probe(probe, proof.replicas))
+
+    async def _probe(self, probe: EqualityProbe, candidates: tuple[str, ...]) -> None:
+        """A candidate revision answers on its own replica; a routing lever where the prefix is already held."""
+        replicas = self._system.fleet.replica_ids()
+
+        def candidate_url(record: RequestRecord) -> str | None:
+            return self._system.url_of(candidates[0] if candidates else record.replica or "")
+
+        def baseline_url(record: RequestRecord) -> str | None:
+            others = [
+                r for r in replicas if r not in candidates and (candidates or r != record.replica)
+            ]
+            return self._system.url_of(others[0]) if others else None
+
+        await probe.run_once(candidate_url, baseline_url)
+
+    def _extras(self, record: LeverRecord, replicas: tuple[str, ...]) -> ArmExtras:
+        counts = self._equality.counts if self._equality is not None else None
+        theirs = [self._peak_bytes[r] for r in replicas if r in self._peak_bytes]
+        others = [peak for r, peak in self._peak_bytes.items() if r not in replicas]
+        plain = float(max(others)) if others else None
+        return ArmExtras(
+            memory_bytes_baseline=plain,
+            # A routing lever serves both arms from the same processes: one peak stands for both.
+            memory_bytes_candidate=float(max(theirs)) if theirs else plain,
+            outputs_differ=counts.candidate_differs if counts else 0,
+            outputs_n=counts.n if counts else 0,
+            floor_differs=counts.floor_differs if counts else 0,
+            floor_n=counts.n if counts else 0,
+        )
+
+    def begin_window(self) -> None:
+        """Start the window over which the system is diagnosed after an adoption."""
+        self._window = self._system.process_sample()
+        self._peak_bytes.clear()
+        if self._equality is not None:
+            self._equality.reset()
+
+    def _verify(self, record: LeverRecord, *, cause_id: str) -> str | None:
+        """Diagnose the whole system over the proof's window; a paying budget that binds fails the lever."""
+        looked = self.look(f"adopting {record.name}", cause_id=cause_id)
+        self.situations.read_budgets(
+            "after", record.name, looked.diagnosis, cause_id=looked.event_id
+        )
+        return payers_reason(record, looked.diagnosis)
+
+    def look(self, scope: str, *, cause_id: str | None) -> Looked:
+        """Diagnose the last minute, or the window since `begin_window` if that is shorter."""
+        now = self._system.process_sample()
+        since_s = max(self._window.at_s, now.at_s - VERIFY_WINDOW_S)
+        return self.situations.look(
+            scope,
+            self._standing(),
+            self._system.records_since(since_s),
+            views=self._system.views_since(since_s),
+            before=self._window,
+            after=now,
+            cause_id=cause_id,
+        )
+
+    def _watch(
+        self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause_id: str
+    ) -> None:
+        self.triggers.adopt(record, policy, cuts, cause_id)
+
+    @staticmethod
+    def _tell(listeners: list[Callable[..., None]], event: object) -> None:
+        for listener in listeners:
+            listener(event)

@@ -1,0 +1,400 @@
+"""The whole loop on one fleet, once: measure, diagnose, prove levers one by one, measure again, provoke a trigger.
+
+Stages: calibrate (an idle replica) -> baseline (round robin, saturating arrivals) -> for each chosen lever a
+rollout under the workload's compressed peak -> final (the baseline's arrivals again) -> burst (arrivals beyond the
+break-even, then calm). Time is bounded: a rollout that has not passed in time is taken back and says so.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import aiohttp
+import msgspec
+
+from trimtab.core.cost import CostModel, SpeculationTable
+from trimtab.core.events import Calibrated, RolloutMoved, TriggerMoved
+from trimtab.core.lever import Assessment, Lever, LeverRecord, LeverRecordError
+from trimtab.core.ports import LaunchError
+from trimtab.core.revision import Speculation, SpeculationMethod
+from trimtab.core.types import Mode, RolloutState
+from trimtab.diagnosis.calibration import CalibrationError
+from trimtab.levers.catalog import catalog, routing_policy_of
+from trimtab.runtime.calibrate import (
+    Replica,
+    SpeculationProbe,
+    calibrate_cost,
+    calibrate_speculation,
+)
+from trimtab.runtime.control import Control
+from trimtab.runtime.load import LoadProgress
+from trimtab.runtime.situation import Looked, Standing
+from trimtab.runtime.sources import standard_library
+from trimtab.runtime.supervisor import System
+from trimtab.runtime.tune_plan import (
+    TunePlan,
+    affine_capacity,
+    make_workload,
+    ramp_of,
+    round_robin_capacity,
+)
+from trimtab.runtime.tune_stage import StageOutcome, Stages
+from trimtab.runtime.tune_view import TuneView
+from trimtab.workloads.base import PeakShape, PlannedRequest, Workload
+
+SPECULATION_TRIED = Speculation(
+    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=6
+)
+CALIBRATE_S = 12.0
+SPECULATION_S = 30.0
+SPECULATION_PROMPTS = 3
+ROLLOUT_LOAD = 0.75
+"""Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
+
+BURST_LOAD = 2.5
+CALM_LOAD = 0.25
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests per second of the stages, and what they were chosen from."""
+
+    saturating: float
+    affine_capacity: float
+    round_robin_capacity: float
+
+
+class Tune:
+    """One tune over a started system. `run` returns when every stage is over; results are in the ledger."""
+
+    def __init__(self, system: System, control: Control, plan: TunePlan, view: TuneView) -> None:
+        self._system = system
+        self._control = control
+        self._plan = plan
+        self._view = view
+        self._stages = Stages(system, control.actuator, view)
+        self._began_s = system.clock.mono_s()
+        self._sources: Mapping[str, str] = standard_library()
+        self._cost: CostModel | None = None
+        self._table: SpeculationTable | None = None
+        self._adopted: list[str] = []
+        self._refused: list[str] = []
+        control.on_moved.append(self._say_moved)
+        control.on_trigger.append(self._say_trigger)
+
+    async def run(self) -> None:
+        """Go through all stages; raises what ends a tune early (no replica, no ledger)."""
+        await self._calibrate()
+        rates = self._rates()
+        arrivals = self._arrivals(rates)
+        baseline = await self._measure("baseline", arrivals, rates, "round robin")
+        looked = self._look("baseline", baseline, "before")
+        for _ in range(self._plan.levers_max):
+            chosen = await self._choose(looked)
+            if chosen is None or self._left_s() < self._reserve_s():
+                break
+            looked = await self._prove(chosen, looked, rates)
+        final = await self._measure("final", arrivals, rates, "what was adopted")
+        self._look("final", final, "after")
+        if self._control.triggers.adopted:
+            await self._burst(rates)
+
+    # -- stages -----------------------------------------------------------------------------
+
+    async def _calibrate(self) -> None:
+        system = self._system
+        self._view.stage(
+            "calibrate", "costs of a prefill and of a decode step on an idle replica", CALIBRATE_S
+        )
+        async with aiohttp.ClientSession() as session:
+            self._cost = await calibrate_cost(
+                self._url(system.fleet.replica_ids()[0]),
+                system.engine,
+                session=session,
+                clock=system.clock,
+                budget_s=CALIBRATE_S,
+                on_progress=self._view.progress,
+            )
+        system.router.forget(system.fleet.replica_ids()[0])
+        system.use_cost(self._cost)
+        system.ledger.append(
+            Calibrated(revision=system.baseline.id, cost=self._cost), cause_id=system.started_event
+        )
+        self._view.say(
+            f"prefill {self._cost.prefill_ms_per_token:.1f} ms per token (n={self._cost.prefill_samples}); "
+            f"decode step {self._cost.step_ms(1):.0f} ms alone, {self._cost.step_ms(4):.0f} ms with 4 streams "
+            f"(n={self._cost.step_samples})"
+        )
+
+    def _rates(self) -> Rates:
+        cost, replicas = self._known_cost(), self._system.config.fleet.replicas
+        affine, blind = affine_capacity(cost, replicas), round_robin_capacity(cost, replicas)
+        chosen = self._plan.rate_per_s or affine
+        return Rates(saturating=chosen, affine_capacity=affine, round_robin_capacity=blind)
+
+    def _arrivals(self, rates: Rates) -> Workload:
+        return make_workload(
+            self._plan,
+            self._sources,
+            rate_per_s=rates.saturating,
+            seed=self._plan.seed,
+            requests=self._plan.baseline_requests,
+            context_tokens=self._system.baseline.context_tokens,
+        )
+
+    async def _measure(
+        self, name: str, arrivals: Workload, rates: Rates, routed: str
+    ) -> StageOutcome:
+        count = len(arrivals.requests)
+        words = (
+            f"{count} requests at {rates.saturating:.2f} per second through {routed} "
+            f"(round robin serves about {rates.round_robin_capacity:.2f})"
+        )
+        return await self._stages.run(
+            name, arrivals, load_words=words, expected_s=count / rates.round_robin_capacity
+        )
+
+    def _look(
+        self, scope: str, outcome: StageOutcome, when: str, lever: str | None = None
+    ) -> Looked:
+        situations = self._control.situations
+        looked = situations.look(
+            scope,
+            self.standing(),
+            outcome.records,
+            views=outcome.views,
+            before=outcome.before,
+            after=outcome.after,
+            cause_id=outcome.event_id,
+        )
+        situations.read_budgets(when, lever, looked.diagnosis, cause_id=looked.event_id)
+        found = looked.diagnosis
+        if found.dominant_phase is None or found.dominant_resource is None:
+            self._view.say(f"diagnosis ({scope}): nothing dominates")
+        else:
+            self._view.say(
+                f"diagnosis ({scope}): {found.dominant_phase.value} bound by {found.dominant_resource.value}, "
+                f"confidence {found.confidence:.2f}, {found.samples} requests"
+            )
+        return looked
+
+    async def _choose(self, looked: Looked) -> tuple[Assessment, LeverRecord, str] | None:
+        if self._adopted and self._table is None and self._left_s() > self._reserve_s():
+            await self._measure_speculation()
+        situations = self._control.situations
+        situation = situations.situation(
+            looked, self.standing(), adopted=tuple(self._adopted), refused=tuple(self._refused)
+        )
+        levers: Mapping[str, Lever] = catalog()
+        chosen, because, event_id = situations.choose(situation, levers, cause_id=looked.event_id)
+        self._view.say(f"choice: {because.split('. ')[0]}")
+        if chosen is None:
+            return None
+        try:
+            record = levers[chosen.lever].propose(situation, chosen, because)
+        except LeverRecordError as error:
+            self._view.say(f"{chosen.lever} was not proposed: {error}")
+            self._refused.append(chosen.lever)
+            return None
+        return chosen, record, event_id
+
+    async def _measure_speculation(self) -> None:
+        """Measure the break-even on the real engine: one replica restarts speculating, then both are compared."""
+        system = self._system
+        plain, trial = system.fleet.replica_ids()[0], system.fleet.replica_ids()[-1]
+        self._view.stage(
+            "break-even",
+            "aggregate decode speed by batch, without and with drafts",
+            SPECULATION_S + 6,
+        )
+        revision = system.baseline.replace(speculation=SPECULATION_TRIED)
+        try:
+            await system.fleet.restart_into(
+                trial, revision, drain_timeout_s=30.0, cause_id=system.started_event
+            )
+            async with aiohttp.ClientSession() as session:
+                self._table = await calibrate_speculation(
+                    Replica(id=plain, url=self._url(plain)),
+                    Replica(id=trial, url=self._url(trial)),
+                    SPECULATION_TRIED,
+                    self._speculation_probe(),
+                    engine_format=system.engine,
+                    session=session,
+                    clock=system.clock,
+                    keeper=system.launcher,
+                    budget_s=SPECULATION_S,
+                    on_progress=self._view.progress,
+                )
+        except (CalibrationError, LaunchError) as error:
+            self._view.say(f"speculation could not be measured: {error}")
+            return
+        finally:
+            for replica in {plain, trial}:
+                system.router.forget(replica)
+        system.ledger.append(
+            Calibrated(revision=revision.id, speculation=self._table), cause_id=system.started_event
+        )
+        ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in self._table.ratios())
+        at = self._table.break_even_batch()
+        self._view.say(
+            f"speculation on edits: {ratios} streams; break-even {'not reached' if at is None else f'{at:.1f}'}"
+        )
+
+    def _speculation_probe(self) -> SpeculationProbe:
+        """Late turns of sessions that edit: the traffic for which drafts are meant to pay."""
+        batches = tuple(batch for batch in (1, 2, 4, 8) if batch <= self._system.baseline.slots)
+        workload = make_workload(
+            self._plan,
+            self._sources,
+            rate_per_s=1.0,
+            seed=self._plan.seed + 1000,
+            requests=60,
+            context_tokens=self._system.baseline.context_tokens,
+        )
+        edits = _late_turns(workload.requests)
+        return SpeculationProbe(
+            path=edits[0].endpoint if edits else "/v1/chat/completions",
+            prompts=tuple(edit.body for edit in edits[:SPECULATION_PROMPTS]),
+            content="edit",
+            batches=batches,
+        )
+
+    async def _prove(
+        self, chosen: tuple[Assessment, LeverRecord, str], looked: Looked, rates: Rates
+    ) -> Looked:
+        _, record, event_id = chosen
+        control, system = self._control, self._system
+        proposed = control.controller.propose(record, cause_id=event_id)
+        control.situations.predict_budgets(record, looked.diagnosis, cause_id=proposed)
+        stop = asyncio.Event()
+        arrivals = self._rollout_arrivals(record, rates)
+        await control.controller.start(record, routing_policy_of(record.name), cause_id=proposed)
+        watcher = asyncio.create_task(self._until_ended(stop))
+        began_s = system.clock.mono_s()
+        words = f"proving {record.name} under {len(arrivals.requests)} arrivals at most"
+        try:
+            outcome = await self._stages.run(
+                f"rollout {record.name}",
+                arrivals,
+                load_words=words,
+                expected_s=self._rollout_s(),
+                stop=stop,
+                progress=lambda seen: self._rollout_progress(seen, began_s),
+            )
+        finally:
+            stop.set()
+            await watcher
+        proof = control.controller.finish()
+        adopted = proof is not None and proof.rollout.state is RolloutState.ADOPTED
+        (self._adopted if adopted else self._refused).append(record.name)
+        return self._look(f"after {record.name}", outcome, "after", record.name)
+
+    def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
+        """Arrivals with the compressed peak; a lever that takes a replica is proven at what one replica carries."""
+        takes_one = record.revision is not None
+        replicas = self._system.config.fleet.replicas
+        spare = (replicas - 1) / replicas if takes_one else 1.0
+        return make_workload(
+            self._plan,
+            self._sources,
+            rate_per_s=rates.affine_capacity * spare * ROLLOUT_LOAD,
+            seed=self._plan.seed + 1 + len(self._adopted) + len(self._refused),
+            duration_s=self._rollout_s(),
+            peak=PeakShape(period_s=self._plan.peak_cycle_s),
+            context_tokens=self._system.baseline.context_tokens,
+        )
+
+    async def _until_ended(self, stop: asyncio.Event) -> None:
+        """End the arrivals when the rollout has ended, and the rollout when its time is up."""
+        controller = self._control.controller
+        deadline_s = self._system.clock.mono_s() + self._rollout_s()
+        while not stop.is_set():
+            if controller.has_ended:
+                stop.set()
+            elif self._system.clock.mono_s() >= deadline_s:
+                await controller.give_up("time is up: not enough evidence for a pass")
+            await asyncio.sleep(0.5)
+
+    def _rollout_progress(self, seen: LoadProgress, began_s: float) -> tuple[float, str]:
+        proof = self._control.controller.proof
+        share = (self._system.clock.mono_s() - began_s) / self._rollout_s()
+        if proof is None:
+            return share, f"{seen.finished} answered"
+        state = proof.rollout
+        verdict = "" if state.verdict is None else f", {state.verdict.value}"
+        return (
+            share,
+            f"{state.state.value} at {state.share:.0%}{verdict}; {seen.finished} answered, look {state.looks}",
+        )
+
+    async def _burst(self, rates: Rates) -> None:
+        """Arrivals far beyond the break-even, then calm, so that triggers fire and let levers return."""
+        plan = self._plan
+        for name, load, seconds, offset in (
+            ("burst", BURST_LOAD, plan.burst_s, 2000),
+            ("calm", CALM_LOAD, plan.calm_s, 3000),
+        ):
+            arrivals = make_workload(
+                plan,
+                self._sources,
+                rate_per_s=rates.affine_capacity * load,
+                seed=plan.seed + offset,
+                duration_s=seconds,
+                users=plan.users * 2 if name == "burst" else plan.users,
+                context_tokens=self._system.baseline.context_tokens,
+            )
+            words = f"{len(arrivals.requests)} requests at {rates.affine_capacity * load:.2f} per second"
+            outcome = await self._stages.run(name, arrivals, load_words=words, expected_s=seconds)
+            await self._control.triggers.settle()
+            self._look(name, outcome, name)
+
+    # -- small things -----------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        return Standing(
+            fleet=self._system.fleet_facts(),
+            revision=self._system.baseline,
+            cost=self._known_cost(),
+            speculation=self._table,
+            ramp=ramp_of(self._plan),
+            mode=Mode.ACT,
+            owner=self._system.config.levers.owner,
+            target_gain=self._system.config.levers.target_gain,
+        )
+
+    def _known_cost(self) -> CostModel:
+        if self._cost is None:
+            raise RuntimeError("costs are not calibrated yet")
+        return self._cost
+
+    def _url(self, replica: str) -> str:
+        url = self._system.url_of(replica)
+        if url is None:
+            raise LaunchError(
+                f"replica {replica} is not ready; see its log and `trimtab ledger list`"
+            )
+        return url
+
+    def _left_s(self) -> float:
+        return self._plan.total_s - (self._system.clock.mono_s() - self._began_s)
+
+    def _reserve_s(self) -> float:
+        """Seconds that the final run and the burst will need."""
+        return (
+            self._plan.baseline_requests / max(0.1, self._rates().affine_capacity)
+            + self._plan.burst_s * 2
+            + 30.0
+        )
+
+    def _rollout_s(self) -> float:
+        return max(30.0, min(self._plan.rollout_s_max, self._left_s() - self._reserve_s()))
+
+    def _say_moved(self, event: RolloutMoved) -> None:
+        self._view.say(f"{event.lever}: {event.after.value} at {event.share:.0%} ({event.reason})")
+
+    def _say_trigger(self, event: TriggerMoved) -> None:
+        what = "disabled itself" if event.fired else "came back"
+        self._view.say(f"{event.lever} {what}: {event.trigger.name} ({event.action})")
+
+
+def _late_turns(requests: Sequence[PlannedRequest]) -> list[PlannedRequest]:
+    edits = [request for request in requests if request.label == "edit" and request.turn >= 2]
+    return sorted(edits, key=lambda request: (-request.turn, request.index))
