@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 from fake_engine import FakeEngine
+from yarl import URL
 
 from trimtab.core.config import GatewayConfig
 from trimtab.core.cost import CostModel
@@ -139,7 +140,9 @@ class Harness:
     ) -> Reply:
         """Send a request and read the answer to its end."""
         said = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.client.post(self.url + path, data=as_body(body), headers=said) as response:
+        async with self.client.post(
+            URL(self.url + path, encoded=True), data=as_body(body), headers=said
+        ) as response:
             data = await response.read()
             return Reply(response.status, {k.lower(): v for k, v in response.headers.items()}, data)
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
-from fake_engine import FakeEngine, hang
+from fake_engine import FakeEngine, Seen, hang
 from harness import CHAT, Harness, as_body, chat, until
 
 from trimtab.core.types import ErrorClass
@@ -20,7 +21,8 @@ async def leave(fleet: Harness, body: bytes, *, after_bytes: int) -> float:
     await writer.drain()
     got = 0
     while got < after_bytes:
-        got += len(await reader.read(65536))
+        data = await reader.read(65536)
+        got = after_bytes if b"[DONE]" in data else got + len(data)
     if not after_bytes:
         await until(lambda: any(engine.requests for engine in fleet.engines))
     writer.close()
@@ -55,6 +57,24 @@ async def test_client_that_leaves_frees_the_engine_within_a_second(stream: bool)
         record.tokens.prompt,
         record.unknown["tokens.prompt"],
     ) == (None, "the request ended: client_abort")
+
+
+async def test_client_that_leaves_at_the_end_mark_has_its_answer() -> None:
+    """Clients hang up at [DONE]: that is no abort, and what the engine still holds back costs no latency."""
+    engine = FakeEngine()
+
+    async def late_end(seen: Seen) -> AsyncIterator[bytes]:
+        async for piece in engine.completion(seen):
+            if piece == b"0\r\n\r\n":
+                await asyncio.sleep(0.5)
+            yield piece
+
+    engine.script = late_end
+    async with Harness(engine) as fleet:
+        await leave(fleet, as_body(None), after_bytes=1_000_000)
+        record = await fleet.record()
+    assert (record.ok, record.status, record.tokens.output) == (True, 200, 4)
+    assert (record.e2e_ms or 0.0) < 400
 
 
 async def test_client_that_leaves_in_the_queue_frees_the_engine() -> None:

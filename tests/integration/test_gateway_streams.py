@@ -148,6 +148,14 @@ async def test_headers_pass_but_for_those_that_end_here() -> None:
     assert reply.headers["x-trimtab-request-id"] == fleet.records[0].request_id
 
 
+async def test_query_of_the_address_passes() -> None:
+    """What stands behind the question mark reaches the engine as it is."""
+    engine = FakeEngine()
+    async with Harness(engine) as fleet:
+        await fleet.post(path=f"{CHAT}?api-version=a%2Fb&x")
+    assert engine.requests[0].path == f"{CHAT}?api-version=a%2Fb&x"
+
+
 async def test_first_chunk_arrives_before_the_second_is_made() -> None:
     """Nothing is held back: each event is with the client before the engine makes the next."""
     engine = FakeEngine(words=("a", "b", "c"), pause_s=0.15)

@@ -3,6 +3,7 @@
 No engine is asked: its answer would be older than the requests that were sent since. Two amounts of work
 are kept apart because they bind differently: uncached prompt tokens until the first token is seen, and output tokens
 still expected from there on. Both are estimates and are clamped at 0; finishing a request removes all of its share.
+Of an answer that is not streamed nothing is seen before its end: until then it counts as waiting, with all its work.
 """
 
 import msgspec

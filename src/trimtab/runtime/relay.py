@@ -98,7 +98,7 @@ class Relay:
         headers = request_headers(request.headers.items(), request.headers.get("Connection", ""))
         seen.captured = self._router.dispatched(routed)
         url = routed.replica.url
-        async with self._upstream.send(url, request.path, body, headers) as answer:
+        async with self._upstream.send(url, request.rel_url.raw_path_qs, body, headers) as answer:
             if answer.status < 400 and answer.is_event_stream:
                 return await self._stream(request, answer, seen)
             return await self._whole(answer, seen)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
+from yarl import URL
 
 from trimtab.core.config import GatewayConfig
 
@@ -141,7 +142,7 @@ class Upstream:
         try:
             async with asyncio.timeout(wait_s):
                 return await self._session.post(
-                    url, data=body, headers=dict(headers), allow_redirects=False
+                    URL(url, encoded=True), data=body, headers=dict(headers), allow_redirects=False
                 )
         except aiohttp.ConnectionTimeoutError as error:
             raise UpstreamConnectError(
