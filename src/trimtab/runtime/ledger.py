@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from trimtab.core.events import AnyEvent, Envelope, decode_event, encode_event
+from trimtab.core.events import AnyEvent, Envelope, encode_event
 from trimtab.core.ports import Clock
 from trimtab.runtime.ledger_file import (
     WriterLock,
@@ -40,6 +40,7 @@ from trimtab.runtime.ledger_rows import (
     Losses,
     Pending,
     Row,
+    encode_checked,
     head_of,
     link,
     pending,
@@ -118,7 +119,7 @@ class SqliteLedger:
     def append(self, event: AnyEvent, *, cause_id: str | None, durable: bool = False) -> str:
         """See `ports.LedgerSink`. Never raises: what cannot be taken makes the ledger unhealthy."""
         at_s = self._clock.wall_s()
-        problem, body = _encode(event)
+        problem, body = encode_checked(event)
         with self._mutex:
             problem = problem or self._no_room()
             if problem is None:
@@ -393,13 +394,3 @@ class SqliteLedger:
             self._reason = self._reason or reason
         if first and self._on_unhealthy is not None:
             self._on_unhealthy(reason)
-
-
-def _encode(event: AnyEvent) -> tuple[str | None, bytes]:
-    """Return a problem or None, and the encoded event, which can be decoded again."""
-    try:
-        body = encode_event(event)
-        decode_event(body)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        return f"a {type(event).__name__} cannot be stored: {error}", b""
-    return None, body

@@ -12,6 +12,7 @@ from trimtab.core.events import (
     LedgerGap,
     chain_hash,
     decode_event,
+    encode_event,
     kind_of,
     lever_of,
 )
@@ -134,6 +135,19 @@ def link(head: Head, waiting: Pending) -> Row:
 def head_of(row: Row) -> Head:
     """Return the head that a row makes."""
     return Head(row.seq, row.id, row.hash)
+
+
+def encode_checked(event: AnyEvent) -> tuple[str | None, bytes]:
+    """Return a problem or None, and the encoded event, which can be decoded again.
+
+    What comes back different (a number that is none) would make the whole ledger unreadable.
+    """
+    try:
+        body = encode_event(event)
+        decode_event(body)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        return f"a {type(event).__name__} cannot be stored: {error}", b""
+    return None, body
 
 
 class EventIds:
