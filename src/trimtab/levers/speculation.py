@@ -1,7 +1,7 @@
 """N-gram speculation: draft from the prompt's own text and verify several tokens in one step.
 
-Relieves decode iterations (TPOT); spends the compute of verification. Right while decode is bound by memory
-bandwidth and the batch is below the break-even measured on *aggregate* tokens per second: per-stream TPOT can still
+Relieves decode iterations (TPOT); spends the compute of verification. Right while reading the weights is a good part
+of a step and the batch is below the break-even measured on *aggregate* tokens per second: per-stream TPOT can still
 look better where throughput is already lost. It stays off where drafting costs more than the steps it saves.
 """
 
@@ -89,7 +89,7 @@ class NgramSpeculation:
             technique=Technique.SPECULATION,
             bottleneck=Bottleneck(
                 phase=Phase.DECODE,
-                resource=Resource.MEMORY_BANDWIDTH,
+                resource=_bound_by(situation),
                 share=None if phase is None else phase.share,
                 diagnosis=situation.diagnosis.id,
                 evidence=situation.readings.ids(
@@ -128,6 +128,14 @@ class NgramSpeculation:
             chosen_because=because,
         )
         return check_record(record)
+
+
+def _bound_by(situation: Situation) -> Resource:
+    """Return what binds decode as diagnosed; the premise is the measured table, whatever that is called."""
+    phase = situation.diagnosis.phase(Phase.DECODE)
+    if phase is None or phase.resource is None:
+        return Resource.MEMORY_BANDWIDTH
+    return phase.resource
 
 
 def _not_here(situation: Situation) -> str:

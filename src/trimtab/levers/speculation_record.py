@@ -22,7 +22,7 @@ from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
 HYSTERESIS = 0.7
 """The batch at which speculation may come back, as a part of the one at which it goes off."""
 
-ACCEPTANCE_FLOOR = 0.15
+ACCEPTANCE_FLOOR = 0.30
 """Accepted over drafted tokens below which most verification is wasted."""
 
 TPOT_GAIN_MARGIN = 0.05
@@ -57,7 +57,7 @@ def expected_effects(situation: Situation, table: SpeculationTable) -> tuple[Exp
     likely = None if batch is None else speedup_at(table, batch)
     if likely is None:
         return ()
-    below = [ratio for at, ratio in table.ratios() if at <= off_batch(table)]
+    below = [ratio for at, ratio in table.falling_ratios() if at <= off_batch(table)]
     best, worst = max([likely, *below]), max(1.0, min([likely, *below]))
     effects = [
         ExpectedEffect(

@@ -4,6 +4,8 @@ Latencies give one value per request. Throughput and the share of prompt tokens 
 arm and block, since they are quotients of sums:
     output tokens per second = output tokens / union of [arrival, end] of the arm's requests in the block
     prompt tokens computed   = computed / prompt tokens of the arm's requests in the block
+At matched batch throughput is that of single requests instead, as arms on replicas of their own differ in load: a
+batch of b streams has b times one stream's rate.
 With matched batch, arms are compared within equal batch buckets and the differences of a unit are averaged,
 weighted by n_b * n_c / (n_b + n_c): one unit for all buckets, because buckets of one block share its load and
 would count it several times.
@@ -150,6 +152,13 @@ def output_tokens_per_s(group: Sequence[RequestRecord]) -> float | None:
     tokens = [one.tokens.output for one in group if one.tokens.output is not None]
     busy_s = union_s((one.arrived_at_s, one.finished_at_s) for one in group)
     return sum(tokens) / busy_s if tokens and busy_s > 0.0 else None
+
+
+def own_output_tokens_per_s(record: RequestRecord) -> float | None:
+    """Return a request's output tokens per second of its whole time; at equal batch it stands for all streams."""
+    if record.tokens.output is None or not record.e2e_ms:
+        return None
+    return 1000.0 * record.tokens.output / record.e2e_ms
 
 
 def computed_share(group: Sequence[RequestRecord]) -> float | None:

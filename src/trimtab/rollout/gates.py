@@ -35,6 +35,7 @@ from trimtab.rollout.comparison import (
     computed_share,
     is_servers_error,
     output_tokens_per_s,
+    own_output_tokens_per_s,
     pair_blocks,
     pair_requests,
     request_value,
@@ -118,7 +119,7 @@ def answer(record: LeverRecord, spec: GateSpec, sample: Sample, extras: ArmExtra
             measured = _latency(record, spec, inside)
         case Metric.OUTPUT_TOKENS_PER_S:
             ok = [one for one in inside if one.ok]
-            measured = _ratio(spec, pair_blocks(ok, output_tokens_per_s), higher_is_better=True)
+            measured = _ratio(spec, _throughput(spec, ok), higher_is_better=True)
         case Metric.PROMPT_TOKENS_COMPUTED:
             ok = [one for one in inside if one.ok]
             measured = _ratio(spec, pair_blocks(ok, computed_share))
@@ -148,6 +149,12 @@ def _latency(record: LeverRecord, spec: GateSpec, inside: Sequence[RequestRecord
         return _tail(spec, [(one, value) for one, value in values if value is not None], len(ok))
     measured = _ratio(spec, pair_requests(ok, value_of, matched_batch=spec.matched_batch))
     return msgspec.structs.replace(measured, note=note)
+
+
+def _throughput(spec: GateSpec, ok: Sequence[RequestRecord]) -> Pairing:
+    if spec.matched_batch:
+        return pair_requests(ok, own_output_tokens_per_s, matched_batch=True)
+    return pair_blocks(ok, output_tokens_per_s)
 
 
 def _ratio(spec: GateSpec, pairing: Pairing, *, higher_is_better: bool = False) -> Measured:

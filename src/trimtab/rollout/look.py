@@ -1,7 +1,8 @@
 """One look at a rollout: which records speak of it, and what its gates say of them.
 
 Law: like is compared with like. In a switchback only the sessions that were in the slice count, in both arms;
-pairs of blocks in which the share changed are left out. Harm is asked of the present share alone, since it may
+pairs of blocks in which the share changed are left out. Where the slice is drawn from some cuts only, the
+baseline's requests of other cuts do not count either. Harm is asked of the present share alone, since it may
 begin only there and old evidence would hide it; a gain may add up over all shares, for at each of them it is
 the same sessions with and without the lever. A block counts when it and the one after it are over, so that its
 requests have ended; errors count at once.
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from trimtab.core.cuts import belongs
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import Comparison, LeverRecord
 from trimtab.core.record import RequestRecord
@@ -61,6 +63,8 @@ def comparable(
         if one.lever != rollout.lever or one.block is None:
             return False
         if one.block < starts[0] or one.block in mixed:
+            return False
+        if candidate.cuts and not any(belongs(one, cut) for cut in candidate.cuts):
             return False
         return not (matched and one.arm is Arm.BASELINE and one.slice == OUTSIDE_SLICE)
 

@@ -78,3 +78,18 @@ def test_speedup_is_interpolated_and_never_extrapolated() -> None:
     measured = table({2: 1.4, 4: 1.0})
     found = [speedup_at(measured, batch) for batch in (1.0, 2.0, 3.0, 4.0, 9.0)]
     assert found == pytest.approx([1.4, 1.4, 1.2, 1.0, 1.0])
+
+
+def test_ratio_that_rises_with_the_batch_is_averaged_away() -> None:
+    """A larger batch can only make drafts pay less; a rise is noise and moves the break-even no more than its part."""
+    noisy = table({1: 1.3, 2: 0.9, 4: 1.1, 8: 0.6})
+    assert dict(noisy.ratios()) == pytest.approx({1: 1.3, 2: 0.9, 4: 1.1, 8: 0.6})
+    assert [ratio for _, ratio in noisy.falling_ratios()] == pytest.approx([1.3, 1.0, 1.0, 0.6])
+    assert noisy.break_even_batch() == pytest.approx(2.0)
+    assert speedup_at(noisy, 4.0) == pytest.approx(1.0)
+
+
+def test_break_even_says_none_and_zero() -> None:
+    """None where drafts paid at every measured batch, 0 where at none."""
+    assert table({1: 1.5, 8: 1.1}).break_even_batch() is None
+    assert table({1: 0.9, 8: 0.5}).break_even_batch() == 0.0
