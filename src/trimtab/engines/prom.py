@@ -27,7 +27,8 @@ class Page(msgspec.Struct, frozen=True):
 
     def get(self, name: str) -> tuple[Sample, ...]:
         """Return the series of a metric, none if it is absent."""
-        return self.samples.get(name, ())
+        # The parser gives every counter the ending `_total`, also where the page has none.
+        return self.samples.get(name) or self.samples.get(f"{name}_total", ())
 
     def total(self, name: str) -> float | None:
         """Return the sum over a metric's series; None if it is absent or one of them is not a number."""
