@@ -70,28 +70,14 @@ class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
         )
         return tuple(sorted(pairs))
 
-    def falling_ratios(self) -> tuple[tuple[int, float], ...]:
-        """Return the ratios with every rise averaged away (pooling adjacent violators, weighted by samples).
-
-        A larger batch shares the reading of weights among more streams, so that drafts can only pay less: a ratio
-        that rises with the batch is noise of one of the two points.
-        """
-        samples = {point.batch: point.samples for point in self.on}
-        pools: list[tuple[list[int], float, int]] = []
-        for batch, ratio in self.ratios():
-            pools.append(([batch], ratio, max(1, samples[batch])))
-            while len(pools) > 1 and pools[-2][1] < pools[-1][1]:
-                (first, low, n), (last, high, m) = pools[-2:]
-                pools[-2:] = [(first + last, (low * n + high * m) / (n + m), n + m)]
-        return tuple((batch, ratio) for batches, ratio, _ in pools for batch in batches)
-
     def break_even_batch(self) -> float | None:
         """Batch at which aggregate throughput with speculation falls to that without it.
 
-        Linear interpolation between the measured batches, of `falling_ratios`. None: it paid at every measured
-        batch. 0.0: at none.
+        Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
+        gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
+        at the smallest.
         """
-        ratios = self.falling_ratios()
+        ratios = self.ratios()
         if not ratios:
             return None
         if ratios[0][1] <= 1.0:

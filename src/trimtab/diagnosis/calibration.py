@@ -115,10 +115,10 @@ def _accepted_per_step(runs: Sequence[BatchRun]) -> float | None:
 def speedup_at(table: SpeculationTable, batch: float) -> float | None:
     """Return aggregate throughput with over without speculation at a batch; None without a common point.
 
-    Linear between measured batches with rises averaged away, the nearest one beyond them: nothing is promised
-    outside what was measured that was not measured at its edge.
+    Linear between measured batches, the nearest one beyond them: nothing is promised outside what was measured
+    that was not measured at its edge.
     """
-    ratios = table.falling_ratios()
+    ratios = table.ratios()
     if not ratios:
         return None
     if batch <= ratios[0][0]:

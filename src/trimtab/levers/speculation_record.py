@@ -57,7 +57,7 @@ def expected_effects(situation: Situation, table: SpeculationTable) -> tuple[Exp
     likely = None if batch is None else speedup_at(table, batch)
     if likely is None:
         return ()
-    below = [ratio for at, ratio in table.falling_ratios() if at <= off_batch(table)]
+    below = [ratio for at, ratio in table.ratios() if at <= off_batch(table)]
     best, worst = max([likely, *below]), max(1.0, min([likely, *below]))
     effects = [
         ExpectedEffect(
