@@ -267,7 +267,7 @@ class Measurement:
             (
                 "tpot_ms",
                 record.tpot_ms,
-                few if tokens.output is not None and not failed else silent,
+                silent if failed or self.report.output_tokens is None else few,
             ),
             ("chunk_gap_ms_max", record.chunk_gap_ms_max, failed or streamed),
             ("phases.queue_ms", phases.queue_ms, silent),

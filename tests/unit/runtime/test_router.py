@@ -258,3 +258,31 @@ def test_expected_output_follows_each_label_and_stays_bounded() -> None:
         expectation.learn(f"label {number}", 9)
     assert len(expectation._means) == LABELS_MAX
     assert expectation.tokens("edit", None) == 128
+
+
+def test_request_rerouted_within_its_arm_is_not_compared() -> None:
+    """Another replica of the same arm serves it, with the arm noted, but its latency counts for no block."""
+    candidate = msgspec.structs.replace(CANDIDATE, replicas=("b", "c"))
+    made, _ = router("a", "b", "c", plan=TrafficPlan(policy="round_robin", candidate=candidate))
+    routed = made.route(query())
+    made.dispatched(routed)
+    again = made.reroute(routed, may_repeat=False)
+    assert {routed.decision.replica, again.decision.replica} == {"b", "c"}
+    assert (routed.exposure.block, again.exposure.block) == (0, None)
+    assert (again.exposure.arm, again.exposure.lever) == (Arm.CANDIDATE, "speculation")
+
+
+@pytest.mark.parametrize("ends", ["served", "rerouted"])
+def test_slot_of_a_request_that_ended_is_free_again(ends: str) -> None:
+    """Requests one after the other live in one slot of the index, however they ended."""
+    made, _ = router("a", "b", plan=TrafficPlan(policy="round_robin"))
+    for replica in ("a", "b"):
+        made.index.set_slots(replica, 1)
+    for number in range(6):
+        routed = made.route(query(f"q{number}"))
+        captured = made.dispatched(routed)
+        if ends == "rerouted":
+            routed = made.reroute(routed, may_repeat=False)
+            captured = made.dispatched(routed)
+        made.finished(routed, captured=captured, delivered=None, output_tokens=None)
+    assert made.index.stats().blocks == 2 * len(query().blocks)
