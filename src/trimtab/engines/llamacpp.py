@@ -23,7 +23,8 @@ The engine has no gauge of its KV cache; `read_slots` makes one from /slots: `kv
 `kv_used_share`, `slots_busy`, `slots_busy_share`.
 
 Per request the engine tells drafted and accepted tokens, not the number of drafts; it leaves both out when it drafted
-nothing, so None means "none were drafted" only to a caller who knows that the revision speculates.
+nothing, so None means "none were drafted" only to a caller who knows that the revision speculates. `decode_ms` begins
+at the first output token: it covers one token less than `output_tokens`.
 """
 
 from collections.abc import Mapping
@@ -261,5 +262,5 @@ def _speculation_args(speculation: Speculation) -> dict[str, object]:
         and speculation.draft_tokens_max is not None
     ):
         # The engine drops drafts shorter than n_min, 48 by default: a lower maximum would switch drafting off.
-        knobs["speculative.ngram_mod.n_min"] = min(48, speculation.draft_tokens_max)
+        knobs["speculative.ngram_mod.n_min"] = max(1, speculation.draft_tokens_max // 4)
     return {"speculative.types": [speculation.method.value.upper()], **knobs}
