@@ -203,7 +203,7 @@ _LOOP_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 _ENUMERATOR: Final = re.compile(r"^\s*(?:[-*#>]+|\(?\d+[.):])\s*")
 LOOP_PERIOD_TOKENS_MAX: Final = 64
 LOOP_PERIOD_LINES_MAX: Final = 8
-LOOP_SCAN_TOKENS_MAX: Final = 2_000
+LOOP_SCAN_CHARS_MAX: Final = 8_000
 LOOP_REPEATS_MIN: Final = 4
 LOOP_SHARE_MIN: Final = 0.4
 
@@ -214,14 +214,15 @@ def looks_looping(text: str) -> bool:
     Such an output is perfectly predictable, so a draft always hits: it would count as a gain of
     speculation that no user wants. A loop is a unit of at most 64 tokens, or of at most 8 lines
     apart from their list numbers, that repeats back to back at least four times (three for units
-    of eight tokens or more, and for lines) and fills at least 40% of the text. Only the last 2,000
-    tokens are looked at, which bounds the cost.
+    of eight tokens or more, and for lines) and fills at least 40% of the text. Only the last 8,000
+    characters are looked at, which bounds the cost.
     """
-    tokens = _LOOP_TOKEN.findall(text)[-LOOP_SCAN_TOKENS_MAX:]
+    text = text[-LOOP_SCAN_CHARS_MAX:]
+    tokens = _LOOP_TOKEN.findall(text)
     if _repeats_back_to_back(tokens, LOOP_PERIOD_TOKENS_MAX, short_unit=8):
         return True
     lines = [_ENUMERATOR.sub("", line).strip() for line in text.splitlines()]
-    spoken = [line for line in lines if line][-LOOP_SCAN_TOKENS_MAX:]
+    spoken = [line for line in lines if line]
     wordy = [line if len(line.split()) > 1 else f"{line}\0{at}" for at, line in enumerate(spoken)]
     return _repeats_back_to_back(wordy, LOOP_PERIOD_LINES_MAX, short_unit=1)
 
