@@ -53,7 +53,6 @@ CAPTURED_PART = (0.5, 0.8, 1.0)
 
 TTFT_GAIN_MARGIN = 0.05
 COMPUTED_GAIN_MARGIN = 0.10
-TTFT_HARM_MARGIN = 0.10
 
 LOAD_OFF_AT, LOAD_ON_AT = 0.95, 0.60
 """Part of the time in which a replica is over its load bound: off above the first, back below the second."""
@@ -68,7 +67,6 @@ _NARROWNESS = Narrowness(
     scope=Scope.SLICE,
     reverse_s=0.1,
 )
-_EARLY = (RolloutState.CANARY, RolloutState.RAMPING)
 
 
 class PrefixAffineRouting:
@@ -238,13 +236,6 @@ def _gates() -> tuple[GateSpec, ...]:
             question=Question.GAIN,
             margin=TTFT_GAIN_MARGIN,
             during=(RolloutState.PROVING,),
-        ),
-        GateSpec(
-            name="ttft-no-harm",
-            metric=Metric.TTFT_MS,
-            question=Question.NO_HARM,
-            margin=TTFT_HARM_MARGIN,
-            during=_EARLY,
         ),
         GateSpec(
             name="prompt-tokens-computed-gain",

@@ -110,7 +110,7 @@ class NgramSpeculation:
                 "tokens come in lumps: the longest gap between chunks grows though tokens come faster",
                 "outputs differ in rounding from those of other batch shapes",
             ),
-            gates=gates_of(cuts, judged),
+            gates=gates_of(cuts, judged, table),
             quality_gate=QUALITY_GATE,
             triggers=triggers_of(table),
             reverse=(

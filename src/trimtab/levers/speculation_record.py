@@ -26,9 +26,12 @@ ACCEPTANCE_FLOOR = 0.30
 """Accepted over drafted tokens below which most verification is wasted."""
 
 TPOT_GAIN_MARGIN = 0.05
-TTFT_HARM_MARGIN = 0.10
-CHUNK_GAP_HARM_MARGIN = 1.00
+TTFT_HARM_MARGIN = 0.25
+CHUNK_GAP_HARM_MARGIN_MIN, CHUNK_GAP_HARM_MARGIN_MAX = 1.0, 10.0
 """Drafts make chunks lumpy: several tokens, then a longer gap. Users read tokens, so the margin is wide."""
+
+CHUNK_GAP_ROOM = 1.5
+"""How much longer than the predicted mean step the longest gap of a stream may be."""
 
 
 def off_batch(table: SpeculationTable) -> float:
@@ -68,23 +71,37 @@ def expected_effects(situation: Situation, table: SpeculationTable) -> tuple[Exp
             because=f"measured {likely:.2f}x at batch {batch:.1f} on {table.content}",
         )
     ]
-    told = [point.accepted_per_step for point in table.on if point.accepted_per_step is not None]
-    if told:
-        # A chunk carries what one step accepted, so its gap is the longer step.
-        step = max(told[0] / likely, 1e-9)
+    step = _step_ratio(table, likely)
+    if step is not None:
         effects.append(
             ExpectedEffect(
                 metric=Metric.CHUNK_GAP_MS,
                 ratio=clamp_ratio(step),
                 low=clamp_ratio(min(0.5, step)),
-                high=max(2.0, clamp_ratio(step)),
-                because=f"{told[0]:.2f} tokens arrive per step, so chunks are fewer and longer apart",
+                high=max(2.0, CHUNK_GAP_ROOM * step),
+                because=f"a step that verifies drafts takes {step:.1f} times as long and carries more tokens",
             )
         )
     return tuple(effects)
 
 
-def gates_of(cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...]) -> tuple[GateSpec, ...]:
+def _step_ratio(table: SpeculationTable, speedup: float) -> float | None:
+    """Return how much longer a speculated step is: tokens per step over the gain in tokens per second."""
+    told = [point.accepted_per_step for point in table.on if point.accepted_per_step is not None]
+    return None if not told or speedup <= 0.0 else told[0] / speedup
+
+
+def chunk_gap_margin(table: SpeculationTable) -> float:
+    """Return how much worse the longest chunk gap may get: the predicted step with room, within bounds."""
+    ratios = table.ratios()
+    step = _step_ratio(table, ratios[0][1]) if ratios else None
+    wanted = 0.0 if step is None else CHUNK_GAP_ROOM * step - 1.0
+    return min(CHUNK_GAP_HARM_MARGIN_MAX, max(CHUNK_GAP_HARM_MARGIN_MIN, wanted))
+
+
+def gates_of(
+    cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...], table: SpeculationTable
+) -> tuple[GateSpec, ...]:
     """Return the gates: a TPOT gain in every promising cut, vetoes for the rest, latencies at matched batch."""
     required: tuple[Cut | None, ...] = cuts or (None,)
     gains = tuple(
@@ -98,14 +115,6 @@ def gates_of(cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...]) -> tuple[G
             during=(RolloutState.PROVING,),
         )
         for cut in required
-    )
-    early = GateSpec(
-        name="tpot-no-harm",
-        metric=Metric.TPOT_MS,
-        question=Question.NO_HARM,
-        margin=TPOT_HARM_MARGIN,
-        matched_batch=True,
-        during=(RolloutState.CANARY, RolloutState.RAMPING),
     )
     others = tuple(
         GateSpec(
@@ -122,11 +131,10 @@ def gates_of(cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...]) -> tuple[G
     )
     return (
         *gains,
-        early,
         *others,
         veto(Metric.TTFT_MS, TTFT_HARM_MARGIN, matched_batch=True),
         veto(Metric.TPOT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
-        veto(Metric.CHUNK_GAP_MS, CHUNK_GAP_HARM_MARGIN, matched_batch=True),
+        veto(Metric.CHUNK_GAP_MS, chunk_gap_margin(table), matched_batch=True),
         *common_vetoes(matched_batch=True),
     )
 

@@ -35,8 +35,8 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 48
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
-    block_s: Annotated[float, Meta(gt=0.0)] = 6.0
-    edge_s: Annotated[float, Meta(ge=0.0)] = 0.75
+    block_s: Annotated[float, Meta(gt=0.0)] = 5.0
+    edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
     rollout_s_max: Annotated[float, Meta(gt=0.0)] = 210.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
     calm_s: Annotated[float, Meta(gt=0.0)] = 25.0

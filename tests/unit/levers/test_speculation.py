@@ -10,7 +10,7 @@ from trimtab.core.lever import Comparison, LeverRecord, TriggerSignal, TriggerSp
 from trimtab.core.types import Budget
 from trimtab.diagnosis.names import Name, PerLabel
 from trimtab.levers.speculation import NgramSpeculation
-from trimtab.levers.speculation_record import off_batch
+from trimtab.levers.speculation_record import chunk_gap_margin, off_batch
 from trimtab.rollout.triggers import TriggerWatch, watch
 
 LEVER = NgramSpeculation()
@@ -120,6 +120,13 @@ def test_prediction_is_the_inverse_of_the_measured_speed() -> None:
     tpot = next(effect for effect in proposed().expected if effect.metric is Metric.TPOT_MS)
     assert tpot.ratio == pytest.approx(1.0 / 1.6)
     assert tpot.low <= tpot.ratio <= tpot.high
+
+
+def test_chunk_gap_may_grow_by_the_predicted_step() -> None:
+    """Drafts arrive in lumps: the margin of the chunk gap follows the measured length of a step, within bounds."""
+    assert chunk_gap_margin(GAINS_UNTIL_3) == pytest.approx(1.5 * 2.5 / 1.6 - 1.0)
+    assert chunk_gap_margin(table({1: 2.5, 2: 2.0})) == 1.0
+    assert chunk_gap_margin(table({1: 0.1, 2: 0.1})) == 10.0
 
 
 def test_compute_pays() -> None:
