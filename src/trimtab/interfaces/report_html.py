@@ -1,6 +1,7 @@
 """The report as one page that needs nothing else: styles and pictures are inside, it works offline and in print."""
 
 import datetime
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -35,7 +36,7 @@ SECTIONS = (
     ("latencies", "Latencies by cut"),
     ("budgets", "Budgets"),
     ("timeline", "Timeline"),
-    ("again", "Again"),
+    ("again", "How to reproduce"),
 )
 
 
@@ -93,7 +94,8 @@ def _figures(result: TuneResult) -> str:
     rows = headline_rows(result.baseline, result.final)
     body = table(("", "baseline", "final", "change"), rows)
     note = (
-        "Two runs of the same arrivals. In brackets the 95% interval of a mean, with the requests of ten seconds taken as one block. They "
+        "Two runs of the same arrivals. In brackets the 95% interval of a mean, with the requests of ten "
+        "seconds taken as one block. They "
         "describe these runs; what was promoted was decided by the gates below."
     )
     return _section("figures", f'<p class="soft">{note}</p>{card(body)}')
@@ -140,7 +142,7 @@ def _latencies(result: TuneResult) -> str:
     for metric in METRIC_WORDS:
         mine = [each for each in result.distributions if each.metric == metric]
         whole = next((each for each in mine if each.cut == "all"), None)
-        cuts = [each for each in mine if each.cut != "all"][:CUTS_MAX]
+        cuts = sorted((each for each in mine if each.cut != "all"), key=_cut_order)[:CUTS_MAX]
         words = METRIC_WORDS[metric].capitalize()
         if whole is None:
             shown.append(card(f"<h3>{words}</h3><p>Too few requests to draw.</p>"))
@@ -156,6 +158,12 @@ def _latencies(result: TuneResult) -> str:
             right = figure(cuts_picture(cuts), caption, _quantile_table(cuts))
         shown.append(card(f"<h3>{words}</h3>{left}{right}"))
     return _section("latencies", f'<div class="pair">{"".join(shown)}</div>')
+
+
+def _cut_order(found: Distribution) -> tuple[str, float, str]:
+    dimension, _, value = found.cut.partition("=")
+    start = re.match(r"[\d.]+", value)
+    return dimension, float(start[0]) if start else 0.0, value
 
 
 def _quantile_table(found: Sequence[Distribution]) -> str:
@@ -187,7 +195,8 @@ def _budgets(result: TuneResult) -> str:
     ]
     shown = figure(
         budgets_picture(result.budgets),
-        "Used share of each budget before, as predicted for a lever, and after it.",
+        "Used share of each budget before, as predicted for a lever, and after it. Beyond the dashed line a "
+        "budget binds.",
         table(("when", "lever", "budget", "used", "of what"), rows),
     )
     told = f"<h3>What each lever moves</h3>{table(('lever', 'budget', '', 'predicted', 'because'), moves)}"

@@ -64,7 +64,7 @@ def _effects(levers: Sequence[LeverResult]) -> str:
 def _lever(lever: LeverResult) -> str:
     facts = [
         ("premise", f"{lever.premise} ({'held' if lever.premise_holds else 'did not hold'})"),
-        ("predicted", f"{share(lever.predicted_gain_share)} of the time of requests"),
+        ("predicted", _gain(lever.predicted_gain_share)),
         *(("measured", effect(found)) for found in lever.measured),
         ("outcome", lever.because),
         ("kept for", ", ".join(lever.cuts_kept) or "nothing"),
@@ -77,6 +77,12 @@ def _lever(lever: LeverResult) -> str:
         f'<span class="soft">{escape(lever.technique.replace("_", " "))}</span></div>'
         f"<dl>{listed}</dl>{_gates(lever.gates)}{_chain(lever.chain)}"
     )
+
+
+def _gain(gain_share: float | None) -> str:
+    if gain_share is None:
+        return "gain unknown in advance"
+    return f"{share(gain_share)} less time of requests"
 
 
 def _gates(gates: Sequence[GateResult]) -> str:

@@ -20,7 +20,8 @@ from trimtab.interfaces.svg import (
 )
 from trimtab.runtime.result import BudgetsAt, Distribution, LeverResult, ScopedDiagnosis
 
-WIDTH = 420.0
+WIDTH = 360.0
+"""About what a phone shows, so that text keeps its size there."""
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 METRIC_WORDS = {"ttft_ms": "time to first token", "tpot_ms": "time per output token"}
 CURVE_POINTS_MAX = 160
@@ -66,7 +67,7 @@ def curve_picture(found: Distribution) -> str:
         drawing.circle(
             across(median), up(0.5), 4, f"dot {css}", title=f"median {milliseconds(median)}"
         )
-    _key(drawing, left, height - 8)
+    _key(drawing, left, height - 8, ("baseline (dashed)", "final (solid)"))
     return drawing.render()
 
 
@@ -92,15 +93,16 @@ def cuts_picture(found: Sequence[Distribution]) -> str:
         drawing.text(right, at + 12, n, anchor="end")
         _quantile_bar(drawing, across, at + 21, each.baseline, "base")
         _quantile_bar(drawing, across, at + 33, each.final, "final")
-    _key(drawing, left, bottom + 36)
+    _key(drawing, left, bottom + 36, ("baseline (upper)", "final (lower)"))
     return drawing.render()
 
 
 def budgets_picture(found: Sequence[BudgetsAt]) -> str:
     """Draw the used share of each budget at every moment: before, predicted, after."""
-    row, left, right, head = 19.0, 168.0, WIDTH - 46.0, 26.0
+    row, left, right, head = 19.0, 82.0, WIDTH - 42.0, 26.0
     block = head + row * len(found)
-    height = block * len(Budget) + 26.0
+    levers = list(dict.fromkeys(moment.lever for moment in found if moment.lever is not None))
+    height = block * len(Budget) + 30.0 + 15.0 * len(levers)
     drawing = Drawing(
         WIDTH,
         height,
@@ -113,7 +115,9 @@ def budgets_picture(found: Sequence[BudgetsAt]) -> str:
         top = index * block
         drawing.text(0, top + 17, budget.value.capitalize(), "t strong")
         for line, moment in enumerate(found):
-            _budget_bar(drawing, across, top + head + line * row, moment, budget)
+            number = f" {levers.index(moment.lever) + 1}" if moment.lever else ""
+            label = f"{moment.when}{number}"
+            _budget_bar(drawing, across, top + head + line * row, moment, budget, label)
         drawing.line(
             across(BINDS_AT_SHARE),
             top + head - 3,
@@ -122,9 +126,11 @@ def budgets_picture(found: Sequence[BudgetsAt]) -> str:
             "limit",
             title="a budget binds here",
         )
+    foot = block * len(Budget) + 14.0
     for share in (0.0, 0.5, 1.0):
-        drawing.text(across(share), height - 6, f"{share:.0%}", anchor="middle")
-    drawing.text(0, height - 6, "dashed line: binds")
+        drawing.text(across(share), foot, f"{share:.0%}", anchor="middle")
+    for index, lever in enumerate(levers):
+        drawing.text(0, foot + 20 + 15 * index, fitted(f"{index + 1} {lever}", WIDTH))
     return drawing.render()
 
 
@@ -234,11 +240,10 @@ def _quantile_bar(
 
 
 def _budget_bar(
-    drawing: Drawing, across: Scale, y: float, moment: BudgetsAt, budget: Budget
+    drawing: Drawing, across: Scale, y: float, moment: BudgetsAt, budget: Budget, label: str
 ) -> None:
     use = next((each for each in moment.uses if each.budget is budget), None)
     left, right = across(0.0), across(1.0)
-    label = f"{moment.when} {moment.lever}" if moment.lever else moment.when
     drawing.text(left - 8, y + 11, fitted(label, left - 10), anchor="end")
     drawing.rect(left, y, right - left, 13, "track", radius=2)
     if use is None or use.used_share is None:
@@ -251,8 +256,8 @@ def _budget_bar(
     drawing.text(right + 6, y + 11, f"{use.used_share:.0%}")
 
 
-def _key(drawing: Drawing, x: float, y: float) -> None:
-    for css, word in (("base", "baseline (upper, dashed)"), ("final", "final (lower, solid)")):
+def _key(drawing: Drawing, x: float, y: float, words: tuple[str, str]) -> None:
+    for css, word in zip(("base", "final"), words, strict=True):
         drawing.line(x, y - 4, x + 20, y - 4, f"curve {css}")
         drawing.text(x + 26, y, word)
         x += 26 + width_of(word) + 22

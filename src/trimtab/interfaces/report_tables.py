@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from trimtab.core.narrate_words import UNKNOWN
+
 _NUMBER = re.compile(r"[-+]?[\d,.]+( ?(ms|s|%|x|points))?")
 
 
@@ -14,11 +16,18 @@ class Markup(str):
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that scrolls by itself where the screen is narrow; plain numbers stand to the right."""
+    """Return a table that scrolls by itself where the screen is narrow; columns of numbers stand to the right."""
     if not rows:
         return '<p class="soft">None.</p>'
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in headings)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    columns = list(zip(*rows, strict=True))
+    css = [' class="number"' if _are_numbers(column) else "" for column in columns]
+    head = "".join(
+        f'<th scope="col"{css[index]}>{escape(each)}</th>' for index, each in enumerate(headings)
+    )
+    body = "".join(
+        f"<tr>{''.join(_cell(cell, css[index]) for index, cell in enumerate(row))}</tr>"
+        for row in rows
+    )
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -43,7 +52,11 @@ def badge(words: str, css: str) -> Markup:
     return Markup(f'<span class="badge {css}">{escape(words)}</span>')
 
 
-def _cell(words: str) -> str:
+def _are_numbers(column: Sequence[str]) -> bool:
+    said = [words for words in column if words]
+    return bool(said) and all(_NUMBER.fullmatch(words) or words == UNKNOWN for words in said)
+
+
+def _cell(words: str, css: str) -> str:
     text = words if isinstance(words, Markup) else escape(words)
-    css = ' class="number"' if _NUMBER.fullmatch(words) else ""
     return f"<td{css}>{text}</td>"

@@ -64,7 +64,7 @@ def _lane(
     up = linear(0.0, 1.0, top + LANE - 14, top + 32)
     drawing.line(LEFT, top + LANE - 14, RIGHT, top + LANE - 14, "axis")
     drawing.text(LEFT, top + 16, lane, "t strong")
-    drawing.text(LEFT + width_of(lane) + 14, top + 16, "share of traffic in the slice", "t faint")
+    drawing.text(RIGHT, top + 16, "share of traffic in the slice", "t faint", anchor="end")
     moves = [point for point in points if point.share is not None]
     outline: list[tuple[float, float]] = []
     for index, point in enumerate(moves):

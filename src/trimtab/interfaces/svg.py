@@ -118,14 +118,16 @@ def ticks(low: float, high: float, *, about: int = 5) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, *, most: int = 7) -> tuple[float, ...]:
-    """Return 1, 2 and 5 times powers of ten within [low, high]; only powers of ten if that is too many."""
+    """Return 1, 2 and 5 times powers of ten within [low, high]; fewer if those are too many, even
+    steps if they are too few.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [factor * 10.0**power for power in powers for factor in factors]
         inside = tuple(value for value in found if low * 0.999 <= value <= high * 1.001)
         if len(inside) <= most:
-            return inside
-    return inside
+            break
+    return inside if len(inside) >= 3 else ticks(low, high, about=4)
 
 
 def spaced(places: Iterable[float], *, apart: float) -> list[float]:
