@@ -11,6 +11,7 @@ import msgspec
 from trimtab.core.config import Config, ConfigError, parse_config
 from trimtab.core.ports import LaunchError
 from trimtab.diagnosis.calibration import CalibrationError
+from trimtab.interfaces.report import ReportError
 from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.secret import SecretError
@@ -25,6 +26,7 @@ KNOWN = (
     LaunchError,
     GatewayError,
     LedgerError,
+    ReportError,
     SecretError,
     SourcesError,
     WorkloadError,
