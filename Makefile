@@ -60,6 +60,10 @@ format: $(VENV)/.dev.stamp ## Format the code and apply the safe lint fixes.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+.PHONY: docs
+docs: $(VENV)/.dev.stamp ## Write the generated documents anew.
+	$(BIN)/python scripts/gen_docs.py
+
 .PHONY: bench
 bench: $(VENV)/.dev.stamp ## Run every benchmark under bench/ once.
 	@shopt -s nullglob; benches=(bench/bench_*.py); \
