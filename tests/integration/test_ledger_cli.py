@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner, Result
 from events_kit import LEVER, OTHER, SteppingClock, story
 
-from trimtab.core.config import Config, LedgerConfig
 from trimtab.interfaces.ledger_cli import ledger as command
 from trimtab.runtime.ledger import SqliteLedger
 
@@ -146,8 +145,20 @@ def test_export_into_a_missing_folder_ends_with_2(path: Path, tmp_path: Path) ->
     assert (found.exit_code, f"{out} cannot be written" in found.output) == (2, True)
 
 
-def test_ledger_of_the_configuration_is_the_default(path: Path) -> None:
-    """Without --ledger the path comes from the configuration that the outer command read."""
-    config = Config(ledger=LedgerConfig(path=str(path)))
-    found = CliRunner().invoke(command, ["verify"], obj=config)
+def test_path_comes_from_the_environment_or_the_configuration(path: Path, tmp_path: Path) -> None:
+    """Without --ledger the path is that of TRIMTAB_LEDGER, else the configuration's."""
+    config = tmp_path / "trimtab.toml"
+    config.write_text(f'[ledger]\npath = "{path}"\n')
+    runner = CliRunner(env={"TRIMTAB_LEDGER": None})
+    found = runner.invoke(command, ["--config", str(config), "verify"])
     assert (found.exit_code, str(path) in found.output) == (0, True)
+    found = runner.invoke(command, ["verify"], env={"TRIMTAB_LEDGER": str(path)})
+    assert (found.exit_code, str(path) in found.output) == (0, True)
+
+
+def test_configuration_with_an_unknown_key_is_refused_with_its_path(tmp_path: Path) -> None:
+    """The error names the file and the key."""
+    config = tmp_path / "trimtab.toml"
+    config.write_text("[ledger]\npat = 1\n")
+    found = CliRunner().invoke(command, ["--config", str(config), "verify"])
+    assert (found.exit_code, "unknown field `pat` - at `$.ledger`" in found.output) == (1, True)

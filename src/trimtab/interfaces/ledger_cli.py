@@ -15,9 +15,9 @@ from typing import IO
 import click
 import msgspec
 
-from trimtab.core.config import Config, LedgerConfig
 from trimtab.core.events import Envelope, kind_of, lever_of
 from trimtab.core.narrate import ChainStep, chain, tell, tell_event
+from trimtab.interfaces.common import friendly, read_config
 from trimtab.runtime.ledger_reader import Filter, SqliteReader
 from trimtab.runtime.ledger_rows import LedgerError
 
@@ -29,13 +29,21 @@ BROKEN = 1
     "--ledger",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Ledger file. Default: ledger.path of the configuration.",
+    envvar="TRIMTAB_LEDGER",
+    help="Ledger file, for example out/ledger.sqlite. Default: $TRIMTAB_LEDGER, else ledger.path of "
+    "the configuration.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML configuration.",
 )
 @click.pass_context
-def ledger(context: click.Context, path: Path | None) -> None:
+@friendly
+def ledger(context: click.Context, path: Path | None, config_path: Path | None) -> None:
     """Read the ledger: every event, in order, each linked to its cause."""
-    config = context.obj.ledger if isinstance(context.obj, Config) else LedgerConfig()
-    context.obj = path or Path(config.path)
+    context.obj = path or Path(read_config(config_path).ledger.path)
 
 
 @ledger.command("list")

@@ -104,7 +104,10 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open an existing ledger read-only; raises `LedgerError` if it is not there or not a ledger."""
     if not path.exists():
-        raise LedgerError(f"{path} does not exist. Name the ledger of a run with --ledger PATH")
+        raise LedgerError(
+            f"{path} does not exist. Name the ledger of a run with --ledger PATH; a tune writes "
+            "REPORT/ledger.sqlite"
+        )
     db = sqlite3.connect(
         f"{path.resolve().as_uri()}?mode=ro",
         uri=True,
