@@ -101,6 +101,13 @@ class Gateway:
         self._idle.set()
         self._is_draining = False
         self._is_stopping = False
+        self.stopped = asyncio.Event()
+        """Set when the gateway begins to stop: endless answers of extra routes end then by themselves."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_draining
 
     async def start(self) -> int:
         """Listen and return the port; raises `GatewayError` where that cannot be had."""
@@ -138,6 +145,7 @@ class Gateway:
     async def stop(self) -> None:
         """End everything: running streams are told in one event. Nothing is left open."""
         self._is_draining = self._is_stopping = True
+        self.stopped.set()
         serving = tuple(self._serving)
         for task in serving:
             task.cancel()
@@ -293,14 +301,14 @@ class Gateway:
         return _json({"status": said, "ready": ready}, status=200 if is_serving else 503)
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        self._check_admin(request)
+        self.check_admin(request)
         return web.Response(body=self.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        self._check_admin(request)
+        self.check_admin(request)
         return _json(fleet_page(self._router.load.view(self._clock.mono_s()), self._router.plan))
 
-    def _check_admin(self, request: web.Request) -> None:
+    def check_admin(self, request: web.Request) -> None:
         """Let loopback and the holder of the admin token pass; raises `ApiError` for others."""
         if request.remote and ipaddress.ip_address(request.remote).is_loopback:
             return

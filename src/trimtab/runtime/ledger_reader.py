@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trimtab.core.events import Envelope
 from trimtab.core.narrate import cited_evidence
-from trimtab.core.state import State, rebuild
+from trimtab.core.state import State, decode_state, rebuild
 from trimtab.runtime.ledger_file import open_for_reading, select
-from trimtab.runtime.ledger_retention import read_cited, read_decided
+from trimtab.runtime.ledger_retention import fold_through, last_checkpoint, read_cited, read_decided
 from trimtab.runtime.ledger_rows import LedgerError, Row
 from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
 
@@ -113,6 +113,20 @@ class SqliteReader:
         event = last.envelope().event
         through_seq: int = getattr(event, "through_seq", 0)
         return rebuild(self.read(after_seq=through_seq))
+
+    def catch_up(self, state: State) -> State:
+        """Return the fold over everything, given that over a beginning of this ledger.
+
+        Requests and readings are counted and not decoded, so that a caller may ask often.
+        """
+        with self._errors(), self._snapshot():
+            newest = list(self._select("1", (), "ORDER BY seq DESC LIMIT 1"))
+            if not newest or newest[0].seq <= state.seq:
+                return state
+            folded = last_checkpoint(self._db)
+            if folded is not None and folded.through_seq > state.seq:
+                state = decode_state(folded.state)
+            return fold_through(self._db, state, newest[0])
 
     def verify(self) -> Verification:
         """Check the whole ledger as it is at this moment, chain and file structure."""

@@ -46,7 +46,7 @@ def prepare_checkpoint(db: sqlite3.Connection, *, keep_events: int) -> Checkpoin
     The caller holds a transaction, appends the checkpoint, then calls `remove_marked`.
     """
     last = _row_before_the_newest(db, keep_events)
-    before = _last_checkpoint(db)
+    before = last_checkpoint(db)
     if last is None or (before is not None and last.seq <= before.through_seq):
         return None
     _mark(db, last.seq)
@@ -79,16 +79,20 @@ def _row_before_the_newest(db: sqlite3.Connection, keep_events: int) -> Row | No
     return rows[0] if rows else None
 
 
-def _last_checkpoint(db: sqlite3.Connection) -> Checkpoint | None:
+def last_checkpoint(db: sqlite3.Connection) -> Checkpoint | None:
+    """Return the newest checkpoint, None if nothing was folded yet."""
     rows = list(select(db, f"{_INDEXED} AND kind = ?", (CHECKPOINT,), "ORDER BY seq DESC LIMIT 1"))
     event = rows[0].envelope().event if rows else None
     return event if isinstance(event, Checkpoint) else None
 
 
 def _state_through(db: sqlite3.Connection, before: Checkpoint | None, last: Row) -> State:
-    state, after_seq = EMPTY, 0
-    if before is not None:
-        state, after_seq = decode_state(before.state), before.through_seq
+    return fold_through(db, EMPTY if before is None else decode_state(before.state), last)
+
+
+def fold_through(db: sqlite3.Connection, state: State, last: Row) -> State:
+    """Return the fold of the events after `state` up to `last`."""
+    after_seq = state.seq
     # Flow events only count, so they need not be decoded, and their order does not matter.
     for kind in sorted(FLOW_KINDS):
         n = db.execute(

@@ -1,0 +1,1 @@
+"""The page: what the fleet does now and why, in a browser."""

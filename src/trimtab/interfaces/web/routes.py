@@ -1,0 +1,225 @@
+"""The routes of the page: its files on `/`, what it shows under `/page/`.
+
+The files hold nothing of the fleet and are open; everything under `/page/` answers loopback only, or the admin token.
+State is made at most once a second, whoever asks, in a thread: reading the ledger never holds up traffic.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from trimtab import __version__
+from trimtab.core.decision import FleetView
+from trimtab.core.narrate import chain, tell
+from trimtab.core.state import EMPTY, State
+from trimtab.interfaces.web.page import (
+    LedgerPart,
+    PageState,
+    RunPart,
+    diagnosis_part,
+    lever_parts,
+    replica_parts,
+    traffic_part,
+)
+from trimtab.interfaces.web.recent import recent
+from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.runtime.ledger_rows import LedgerError
+from trimtab.runtime.supervisor import RECORDS_MAX, System
+from trimtab.runtime.wire import ApiError
+
+EVERY_S: Final = 1.0
+"""Time between two states of a live page, and the longest a state is used again."""
+
+LISTENERS_MAX: Final = 16
+"""Pages that may listen at once; the next one is told to come back."""
+
+SEND_S_MAX: Final = 10.0
+"""A listener that takes longer to accept one state is let go."""
+
+STATIC: Final = {
+    "app.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "plots.js": "text/javascript",
+    "sections.js": "text/javascript",
+    "style.css": "text/css",
+}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes(system: System) -> Iterable[web.AbstractRouteDef]:
+    """Return the routes of the page. `system` may still be being built: it is first used by a request."""
+    page = _Page(system)
+    return (
+        web.get("/", page.index),
+        web.get("/static/{name}", page.file),
+        web.get("/page/state", page.state),
+        web.get("/page/events", page.events, allow_head=False),
+        web.get("/page/chain/{lever}", page.chain),
+    )
+
+
+class _Page:
+    """Serves one system's page."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._since_s = system.clock.wall_s()
+        self._files = {name: _read(name) for name in ("index.html", *STATIC)}
+        self._making = asyncio.Lock()
+        self._made: bytes = b""
+        self._made_at_s = float("-inf")
+        self._folded: State = EMPTY
+        self._listeners = 0
+
+    async def index(self, request: web.Request) -> web.Response:
+        return self._answer("index.html", "text/html")
+
+    async def file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            raise web.HTTPNotFound
+        return self._answer(name, STATIC[name])
+
+    def _answer(self, name: str, content_type: str) -> web.Response:
+        return web.Response(
+            body=self._files[name], content_type=content_type, charset="utf-8", headers=HEADERS
+        )
+
+    async def state(self, request: web.Request) -> web.Response:
+        self._system.gateway.check_admin(request)
+        return _json(await self._current())
+
+    async def chain(self, request: web.Request) -> web.Response:
+        self._system.gateway.check_admin(request)
+        lever = request.match_info["lever"]
+        try:
+            sentences = await asyncio.to_thread(_told, self._path, lever)
+        except LedgerError as error:
+            raise ApiError(503, "server_error", "ledger_unreadable", str(error)) from error
+        if not sentences:
+            raise ApiError(
+                404, "invalid_request_error", "not_found", f"no lever {lever!r} was proposed"
+            )
+        return _json(msgspec.json.encode(sentences))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        self._system.gateway.check_admin(request)
+        if self._listeners >= LISTENERS_MAX:
+            raise ApiError(
+                503, "server_error", "overloaded", f"{LISTENERS_MAX} pages are listening already"
+            )
+        self._listeners += 1
+        try:
+            return await self._stream(request)
+        finally:
+            self._listeners -= 1
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        stopped = self._system.gateway.stopped
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        try:
+            async with asyncio.timeout(SEND_S_MAX):
+                await response.prepare(request)
+            while not stopped.is_set():
+                made = await self._current()
+                async with asyncio.timeout(SEND_S_MAX):
+                    await response.write(b"event: state\ndata: " + made + b"\n\n")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), EVERY_S)
+            await response.write(b"event: end\ndata: {}\n\n")
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionResetError:
+            # The page was closed; there is nobody left to tell.
+            return response
+        return response
+
+    async def _current(self) -> bytes:
+        """Return the state as JSON, made anew if the last one is older than a second."""
+        async with self._making:
+            now_s = self._system.clock.mono_s()
+            if now_s - self._made_at_s >= 0.9 * EVERY_S:
+                self._made = msgspec.json.encode(await self._make())
+                self._made_at_s = now_s
+            return self._made
+
+    async def _make(self) -> PageState:
+        system = self._system
+        now_s = system.clock.wall_s()
+        view: FleetView = system.load.view(system.clock.mono_s())
+        infos, records, plan = tuple(system.fleet.infos()), system.records, system.router.plan
+        state, read_error = await asyncio.to_thread(_caught_up, self._path, self._folded)
+        self._folded = state
+        requests = await asyncio.to_thread(
+            recent, records, now_s=now_s, since_s=self._since_s, records_max=RECORDS_MAX
+        )
+        return PageState(
+            at_s=now_s,
+            run=RunPart(
+                id=system.run_id,
+                version=__version__,
+                model=system.baseline.model.name,
+                machine=system.hardware.label,
+                up_s=max(0.0, now_s - self._since_s),
+                stage=plan.stage,
+                draining=system.gateway.is_draining,
+            ),
+            fleet=replica_parts(infos, view),
+            traffic=traffic_part(plan, state),
+            diagnosis=diagnosis_part(state, now_s),
+            levers=lever_parts(state),
+            requests=requests,
+            ledger=LedgerPart(
+                path=str(self._path),
+                events=None if read_error else state.seq,
+                lost=None if read_error else state.lost,
+                healthy=system.ledger.healthy,
+                unhealthy_reason=system.ledger.unhealthy_reason,
+                read_error=read_error,
+            ),
+        )
+
+    @property
+    def _path(self) -> Path:
+        return Path(self._system.config.ledger.path)
+
+
+def _read(name: str) -> bytes:
+    return (files("trimtab.interfaces.web") / "static" / name).read_bytes()
+
+
+def _caught_up(path: Path, state: State) -> tuple[State, str | None]:
+    """Fold what the ledger got since `state`; if it cannot be read, return `state` and why."""
+    try:
+        with SqliteReader(path) as reader:
+            return reader.catch_up(state), None
+    except LedgerError as error:
+        return state, str(error)
+
+
+def _told(path: Path, lever: str) -> list[str]:
+    with SqliteReader(path) as reader:
+        return [tell(step) for step in chain(lever, reader.told(lever))]
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(
+        body=body, content_type="application/json", headers={"Cache-Control": "no-store"}
+    )
