@@ -138,7 +138,7 @@ def estimate_tokens(text: str) -> int:
 
     4.8 bytes per token for prose, 3.3 for code, interpolated by the share of code punctuation
     (all code from 8% on). Fitted to SmolLM2's tokenizer: within 5% on average over short functions,
-    whole modules, questions and answers; single short texts differ more. An estimate serves
+    whole modules, questions and answers; single short texts differ by up to a third. An estimate serves
     planning only: what was really sent is reported by the engine.
     """
     raw = text.encode()

@@ -79,22 +79,42 @@ def test_chat_body_is_an_openai_body_that_asks_for_usage() -> None:
     }
 
 
-# Counted once with the tokenizer of SmolLM2.
+# Texts and their counts by the tokenizer of SmolLM2 (the /tokenize endpoint of its server).
 COUNTED = (
-    ("def heappush(heap, item):\n    heap.append(item)\n    _siftdown(heap, 0, len(heap)-1)", 26),
+    ("def install_opener(opener):\n    global _opener\n    _opener = opener", 21),
     (
-        "The server keeps the prompts of earlier requests in its cache, so that a new request that"
-        " starts with the same words needs less work. A router should send it to the replica that"
-        " already holds them, unless that replica has more work than the others.",
+        "def is_alive(self):\n    assert not self._is_stopped and self._started.is_set()\n    return True",
+        28,
+    ),
+    (
+        "def append(self, thread):\n    self.reap()\n    if thread.daemon:\n        return\n    super().append(thread)",
+        29,
+    ),
+    ("def read(self, size):\n    self.read = self.fileobj.read\n    return self.buf", 23),
+    ("def pop_all(self):\n    self[:], result = [], self[:]\n    return result", 19),
+    (
+        "Mostly other helpers of the same file, a few times per request; outside code seldom needs it directly.",
+        22,
+    ),
+    ("What would you test first here?", 7),
+    (
+        "Start with empty input, then a single element, and after that a case in which the caller passes the wrong type.",
+        24,
+    ),
+    ("def heappush(heap, item):\n    heap.append(item)\n    _siftdown(heap, 0, len(heap)-1)", 36),
+    (
+        "The server keeps the prompts of earlier requests in its cache, so that a new request that starts with the same words needs less work. A router should send it to the replica that already holds them, unless that replica has more work than the others.",
         50,
     ),
 )
 
 
-@pytest.mark.parametrize(("text", "tokens"), COUNTED)
-def test_estimate_is_near_the_tokenizer(text: str, tokens: int) -> None:
-    """Code and prose are both estimated within 15% of the tokenizer's count."""
-    assert abs(estimate_tokens(text) / tokens - 1.0) <= 0.15
+def test_estimate_is_near_the_tokenizer() -> None:
+    """Short texts are estimated within a third each, and within 10% together."""
+    ratios = [estimate_tokens(text) / tokens for text, tokens in COUNTED]
+    assert all(2 / 3 <= ratio <= 4 / 3 for ratio in ratios)
+    together = sum(estimate_tokens(text) for text, _ in COUNTED) / sum(n for _, n in COUNTED)
+    assert abs(together - 1.0) <= 0.10
 
 
 def test_estimate_of_nothing_is_zero() -> None:
