@@ -98,12 +98,15 @@ COUNTED = (
     ),
     ("What would you test first here?", 7),
     (
-        "Start with empty input, then a single element, and after that a case in which the caller passes the wrong type.",
+        "Start with empty input, then a single element, and after that a case in which the caller"
+        " passes the wrong type.",
         24,
     ),
     ("def heappush(heap, item):\n    heap.append(item)\n    _siftdown(heap, 0, len(heap)-1)", 36),
     (
-        "The server keeps the prompts of earlier requests in its cache, so that a new request that starts with the same words needs less work. A router should send it to the replica that already holds them, unless that replica has more work than the others.",
+        "The server keeps the prompts of earlier requests in its cache, so that a new request that"
+        " starts with the same words needs less work. A router should send it to the replica that"
+        " already holds them, unless that replica has more work than the others.",
         50,
     ),
 )
