@@ -63,7 +63,7 @@ def test_chain_tells_the_whole_story_in_order(path: Path) -> None:
     told = run(path, "chain", LEVER).output
     parts = [
         f"Lever {LEVER}: 18 events",
-        "skipped_lost_share = 0.61",
+        "skipped_lost_share = 61%",
         "Diagnosis (baseline)",
         f"Chosen: {LEVER}",
         f"Proposed {LEVER}",

@@ -41,6 +41,7 @@ from trimtab.core.events import (
 from trimtab.core.lever import LeverRecord
 from trimtab.core.narrate_words import (
     clause,
+    number,
     share,
     tell_assessed,
     tell_budgets,
@@ -54,6 +55,7 @@ from trimtab.core.narrate_words import (
     tell_speculation,
     tell_trigger,
 )
+from trimtab.core.types import RolloutState
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +213,7 @@ def _tell_run(event: RunStarted | RunEnded | StageStarted | StageEnded) -> str:
             return f"Stage {event.stage} began; load: {event.load}."
         case StageEnded():
             figures = ", ".join(
-                f"{name} {'unknown' if value is None else value}"
+                f"{name} {value if isinstance(value, str) else number(value)}"
                 for name, value in event.summary.items()
             )
             return f"Stage {event.stage} ended: {figures or 'no figures'}."
@@ -251,16 +253,20 @@ def _tell_rollout(event: LeversAssessed | LeverProposed | RolloutMoved | GatesEv
         case LeverProposed():
             return tell_record(event.record)
         case RolloutMoved():
-            origin = f"from {event.before.value} " if event.before else ""
+            origin = f"from {_words(event.before)} " if event.before else ""
             verdict = f" on verdict {event.verdict.value}" if event.verdict else ""
             return (
-                f"The rollout moved {origin}to {event.after.value}, "
+                f"The rollout moved {origin}to {_words(event.after)}, "
                 f"{share(event.share)} of traffic in the slice{verdict}: {clause(event.reason)}."
             )
         case GatesEvaluated():
             return tell_gates(event)
         case _:
             assert_never(event)
+
+
+def _words(state: RolloutState) -> str:
+    return state.value.replace("_", " ")
 
 
 def _tell_outcome(

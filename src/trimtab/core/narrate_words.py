@@ -32,7 +32,7 @@ def share(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     percent = 100.0 * value
-    return f"{percent:.1f}%" if 0.0 < abs(percent) < 10.0 and percent % 1 else f"{percent:.0f}%"
+    return f"{percent:.1f}%" if 0.05 <= abs(percent) < 10.0 and percent % 1 else f"{percent:.0f}%"
 
 
 def used(value: float | None) -> str:
@@ -46,19 +46,22 @@ def clause(text: str) -> str:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Say a number with four significant digits and its unit, or that it is unknown."""
+    """Say a number with four significant digits and its unit, or that it is unknown; a share in per cent."""
     if value is None:
         return UNKNOWN
-    text = f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if unit == "share" or unit.startswith("share of"):
+        return f"{share(value)}{unit.removeprefix('share')}"
+    text = f"{value:.4g}" if abs(value) < 1e3 else f"{value:,.0f}"
     return f"{text} {unit}".rstrip()
 
 
-def ratio_interval(interval: Interval | None) -> str:
-    """Say an interval and its level; an open end is called open."""
+def ratio_interval(interval: Interval | None, unit: str = "") -> str:
+    """Say an interval and its level, shares in per cent; an open end is called open."""
     if interval is None:
         return "interval unknown"
-    low = number(interval.low) if math.isfinite(interval.low) else "open"
-    high = number(interval.high) if math.isfinite(interval.high) else "open"
+    scale = "share" if unit.startswith("share") else ""
+    low = number(interval.low, scale) if math.isfinite(interval.low) else "open"
+    high = number(interval.high, scale) if math.isfinite(interval.high) else "open"
     return f"{interval.level:.0%} interval {low} to {high}"
 
 
@@ -67,7 +70,7 @@ def tell_reading(reading: Reading) -> str:
     if not isinstance(reading, Evidence):
         return f"{reading.name}: {UNKNOWN} ({reading.reason})"
     n = "" if reading.samples is None else f", n={reading.samples}"
-    spread = f", {ratio_interval(reading.interval)}" if reading.interval else ""
+    spread = f", {ratio_interval(reading.interval, reading.unit)}" if reading.interval else ""
     note = f"; {reading.note}" if reading.note else ""
     return (
         f"{reading.name} = {number(reading.value, reading.unit)} "

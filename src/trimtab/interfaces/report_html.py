@@ -22,6 +22,7 @@ from trimtab.interfaces.report_words import (
     VERDICT_SIGNS,
     change,
     count,
+    figures,
     headline_rows,
     latency,
     rate,
@@ -71,8 +72,8 @@ def _head(result: TuneResult) -> str:
     tiles = (
         ("Mean time to first token", before.ttft_ms.mean, after.ttft_ms.mean, latency),
         ("Mean time per output token", before.tpot_ms.mean, after.tpot_ms.mean, latency),
-        ("Output tokens per second", before.output_tokens_per_s, after.output_tokens_per_s, rate),
-        ("Prompt tokens computed", before.computed_tokens, after.computed_tokens, count),
+        ("Output tokens per second", *figures(before, after, "output_tokens_per_s"), rate),
+        ("Prompt tokens computed", *figures(before, after, "computed_tokens"), count),
     )
     drawn = "".join(
         f'<div class="tile"><div class="name">{escape(name)}</div>'
@@ -95,8 +96,7 @@ def _figures(result: TuneResult) -> str:
     body = table(("", "baseline", "final", "change"), rows)
     note = (
         "Two runs of the same arrivals. In brackets the 95% interval of a mean, with the requests of ten "
-        "seconds taken as one block. They "
-        "describe these runs; what was promoted was decided by the gates below."
+        "seconds taken as one block. They describe these runs; what was promoted was decided by the gates below."
     )
     return _section("figures", f'<p class="soft">{note}</p>{card(body)}')
 
@@ -200,7 +200,7 @@ def _budgets(result: TuneResult) -> str:
         table(("when", "lever", "budget", "used", "of what"), rows),
     )
     told = f"<h3>What each lever moves</h3>{table(('lever', 'budget', '', 'predicted', 'because'), moves)}"
-    return _section("budgets", f'<div class="pair">{card(shown)}{card(told)}</div>')
+    return _section("budgets", f"{card(shown)}{card(told)}")
 
 
 def _timeline(result: TuneResult) -> str:

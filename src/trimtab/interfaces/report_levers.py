@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 
 from trimtab.core.gate import GateResult
-from trimtab.core.narrate_words import number, ratio_interval, share
+from trimtab.core.narrate_words import number, share
 from trimtab.interfaces.report_plots import effects_picture
 from trimtab.interfaces.report_tables import badge, card, figure, table
-from trimtab.interfaces.report_words import VERDICT_SIGNS, effect, verdict_css
+from trimtab.interfaces.report_words import VERDICT_SIGNS, effect, interval, verdict_css
 from trimtab.runtime.result import LeverResult, TuneResult
 
 
@@ -43,7 +43,7 @@ def _effects(levers: Sequence[LeverResult]) -> str:
             found.metric,
             found.cut,
             number(found.ratio),
-            ratio_interval(found.interval),
+            interval(found.interval),
             f"{found.n_candidate} against {found.n_baseline}",
             str(found.n_units),
             number(found.predicted_ratio),
@@ -95,7 +95,7 @@ def _gates(gates: Sequence[GateResult]) -> str:
             f"{gate.question.value.replace('_', ' ')}: {gate.metric.value}",
             gate.cut,
             number(gate.value),
-            ratio_interval(gate.interval),
+            interval(gate.interval),
             share(gate.margin),
             f"{gate.n_candidate} against {gate.n_baseline}",
             gate.reason,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trimtab.core.budgets import BINDS_AT_SHARE
 from trimtab.core.stats_summary import percentile
-from trimtab.core.types import Budget
+from trimtab.core.types import Budget, Phase
 from trimtab.interfaces.svg import (
     Drawing,
     Scale,
@@ -139,7 +139,7 @@ def phases_picture(found: Sequence[ScopedDiagnosis]) -> str:
     row, left, right = 44.0, 0.0, WIDTH
     drawing = Drawing(
         WIDTH,
-        row * len(found) + 6,
+        row * len(found) + 26,
         title="Where the time of requests went",
         description="For each diagnosis one bar, divided between queue, prefill, transfer and decode.",
     )
@@ -157,6 +157,11 @@ def phases_picture(found: Sequence[ScopedDiagnosis]) -> str:
             if label and width > width_of(label) + 8:
                 drawing.text(at + 5, top + 32, label, f"t on {phase.phase.value}")
             at += width
+    at, foot = left, row * len(found) + 20
+    for kind in Phase:
+        drawing.rect(at, foot - 9, 10, 10, f"phase {kind.value}", radius=2)
+        drawing.text(at + 15, foot, kind.value)
+        at += 15 + width_of(kind.value) + 18
     return drawing.render()
 
 

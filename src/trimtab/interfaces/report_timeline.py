@@ -6,13 +6,15 @@ are crosses; a trigger is a triangle that points down when it fires and up when 
 
 from collections.abc import Sequence
 
-from trimtab.core.types import Verdict
+from trimtab.core.types import RolloutState, Verdict
 from trimtab.interfaces.svg import Drawing, Scale, fitted, linear, ticks, width_of
 from trimtab.runtime.result import TimelinePoint
 
 WIDTH = 860.0
 LEFT, RIGHT = 8.0, WIDTH - 14.0
 STAGES = "stage"
+ENDED = {RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
+"""After these nothing meets the lever any more, whatever its slice was."""
 LANE = 112.0
 TOP = 48.0
 
@@ -69,7 +71,7 @@ def _lane(
     outline: list[tuple[float, float]] = []
     for index, point in enumerate(moves):
         until_s = moves[index + 1].at_s if index + 1 < len(moves) else end_s
-        y = up(point.share or 0.0)
+        y = up(_share(point))
         outline += [(across(point.at_s), y), (across(until_s), y)]
     if outline:
         floor = up(0.0)
@@ -77,8 +79,8 @@ def _lane(
         drawing.polyline([(outline[0][0], floor), *outline], "curve final")
     written_to = 0.0
     for point in moves:
-        x, y = across(point.at_s), up(point.share or 0.0)
-        words = f"{point.what} {point.share:.0%}"
+        x, y = across(point.at_s), up(_share(point))
+        words = f"{point.what.replace('_', ' ')} {_share(point):.0%}"
         _mark(drawing, x, y, point)
         place = min(max(x + 8, written_to), RIGHT - width_of(words))
         if place - x < 46:
@@ -87,6 +89,10 @@ def _lane(
     for point in points:
         if point.share is None:
             _mark(drawing, across(point.at_s), up(0.0) - 8, point)
+
+
+def _share(point: TimelinePoint) -> float:
+    return 0.0 if point.what in ENDED else point.share or 0.0
 
 
 def _mark(drawing: Drawing, x: float, y: float, point: TimelinePoint) -> None:

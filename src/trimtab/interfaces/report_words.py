@@ -1,5 +1,7 @@
 """How the report says its figures: always with n, with an interval where there is one, unknown where there is none."""
 
+import math
+
 from trimtab.core.narrate_words import UNKNOWN, number, ratio_interval, share
 from trimtab.core.stats_types import Interval
 from trimtab.core.types import Verdict
@@ -26,6 +28,14 @@ def mean(found: Latency) -> str:
         return f"{UNKNOWN} (n={found.n})"
     spread = f"{_between(found.mean_interval)}, " if found.mean_interval else "interval unknown, "
     return f"{found.mean:,.{0 if found.mean >= 100 else 1}f} ms ({spread}n={found.n})"
+
+
+def interval(found: Interval | None) -> str:
+    """Say an interval and its level, as a cell of a table."""
+    if found is None:
+        return UNKNOWN
+    ends = [number(end) if math.isfinite(end) else "open" for end in (found.low, found.high)]
+    return f"{ends[0]} to {ends[1]} ({found.level:.0%})"
 
 
 def _between(interval: Interval) -> str:
@@ -83,6 +93,12 @@ def verdict_css(verdict: str) -> str:
     return "hold" if verdict in {"paused", "canary", "ramping", "proving"} else "none"
 
 
+def figures(before: RunSummary, after: RunSummary, field: str) -> tuple[float | None, float | None]:
+    """Return one figure of both runs; of a run in which no request ended well it is unknown."""
+    first, last = (getattr(run, field) if run.n else None for run in (before, after))
+    return first, last
+
+
 def headline_rows(before: RunSummary, after: RunSummary) -> list[tuple[str, str, str, str]]:
     """Return (figure, baseline, final, change) for the table of headline figures."""
     rows: list[tuple[str, str, str, str]] = []
@@ -104,8 +120,8 @@ def headline_rows(before: RunSummary, after: RunSummary) -> list[tuple[str, str,
         ("Prompt tokens computed", "computed_tokens", count),
         ("Output tokens", "output_tokens", count),
     ):
-        first_value, last_value = getattr(before, field), getattr(after, field)
-        rows.append((name, say(first_value), say(last_value), change(first_value, last_value)))
+        pair = figures(before, after, field)
+        rows.append((name, say(pair[0]), say(pair[1]), change(*pair)))
     for name, field in (
         ("Output tokens per decode step", "accepted_per_step"),
         ("Draft acceptance", "draft_acceptance"),

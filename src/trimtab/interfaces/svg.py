@@ -5,7 +5,7 @@ that text stays readable when a phone shows it at half that size or a desktop at
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 Scale = Callable[[float], float]
@@ -128,14 +128,6 @@ def log_ticks(low: float, high: float, *, most: int = 7) -> tuple[float, ...]:
         if len(inside) <= most:
             break
     return inside if len(inside) >= 3 else ticks(low, high, about=4)
-
-
-def spaced(places: Iterable[float], *, apart: float) -> list[float]:
-    """Move rising places apart, to the right, until each is at least `apart` after the one before."""
-    moved: list[float] = []
-    for place in places:
-        moved.append(place if not moved else max(place, moved[-1] + apart))
-    return moved
 
 
 def fitted(words: str, width: float, *, size: float = 11.0) -> str:

@@ -66,7 +66,7 @@ def test_only_the_cited_reading_of_a_measurement_is_told() -> None:
     step = next(step for step in chain(LEVER, STORY) if step.cited)
     assert tell(step) == (
         "Measured: the baseline's requests.\n"
-        "  skipped_lost_share = 0.61 share (over 60 s, n=120, from requests)"
+        "  skipped_lost_share = 61% (over 60 s, n=120, from requests)"
     )
 
 

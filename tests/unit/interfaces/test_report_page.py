@@ -10,8 +10,9 @@ from result_kit import ROUTING, SPECULATION, result
 from trimtab.interfaces.report_html import SECTIONS, render
 from trimtab.interfaces.report_levers import _without_repeats
 from trimtab.interfaces.report_tables import table
+from trimtab.interfaces.report_timeline import timeline_picture
 from trimtab.interfaces.report_words import change, mean
-from trimtab.runtime.result import Latency, TuneResult, summarise
+from trimtab.runtime.result import Latency, TimelinePoint, TuneResult, summarise
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -134,6 +135,16 @@ def test_looks_in_a_row_with_one_verdict_are_told_once() -> None:
         (steps[4], 0),
         (steps[5], 0),
     ]
+
+
+def test_lever_that_was_taken_back_has_no_share_any_more() -> None:
+    """Whatever its slice was, after the way back nothing meets the lever."""
+    moves = [
+        TimelinePoint(at_s=10.0, lane="x", what="canary", share=0.1),
+        TimelinePoint(at_s=50.0, lane="x", what="rolled_back", share=0.1, verdict="fail"),
+    ]
+    picture = timeline_picture(moves, 100.0)
+    assert re.findall(r">([a-z ]+ \d+%)<", picture) == ["canary 10%", "rolled back 0%"]
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:

@@ -12,7 +12,6 @@ from trimtab.interfaces.svg import (
     linear,
     log_ticks,
     logarithmic,
-    spaced,
     ticks,
     width_of,
 )
@@ -85,8 +84,3 @@ def test_words_that_are_too_wide_are_cut_with_an_ellipsis() -> None:
     cut = fitted("a very long name of a lever", 80)
     assert cut.endswith("\u2026")
     assert width_of(cut) <= 80
-
-
-def test_places_are_moved_apart_in_order() -> None:
-    """Only what is too near moves, and only to the right."""
-    assert spaced([0, 1, 10], apart=4) == [0, 4, 10]
