@@ -134,7 +134,7 @@ async def test_known_costs_are_found(
     )
     assert cost.prefill_base_ms == pytest.approx(5.0)
     assert cost.prefill_ms_per_token == pytest.approx(10.0)
-    assert (cost.prefill_samples, cost.step_samples) == (3, 6)
+    assert (cost.prefill_samples, cost.step_samples) == (6, 9)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     heads = [" ".join(str(body["prompt"]).split()[:3]) for body in engine.bodies]
@@ -145,11 +145,11 @@ async def test_known_costs_are_found(
 async def test_used_up_budget_keeps_what_was_measured(
     served: list[tuple[KnownEngine, str]], session: aiohttp.ClientSession
 ) -> None:
-    """With no time left a prefill and a step are still timed, and the counts say so."""
+    """With no time left one round is still finished, and the counts say so."""
     cost = await calibrate_cost(
         served[0][1], LlamaCppFormat(), session=session, clock=SystemClock(), budget_s=0.0
     )
-    assert (cost.prefill_samples, cost.step_samples) == (1, 1)
+    assert (cost.prefill_samples, cost.step_samples) == (2, 3)
 
 
 async def test_engine_that_refuses_is_an_error(

@@ -4,7 +4,7 @@ from trimtab.core.cost import CostModel
 from trimtab.core.evidence import Readings
 from trimtab.core.findings import PhaseFinding
 from trimtab.core.types import Phase, Resource
-from trimtab.diagnosis.causes import Causes
+from trimtab.diagnosis.causes import Causes, step_batch
 from trimtab.diagnosis.names import Name
 
 KV_FULL_SHARE = 0.90
@@ -174,7 +174,7 @@ def _transfer(readings: Readings, causes: Causes | None) -> PhaseFinding:
 
 
 def _decode(readings: Readings, causes: Causes | None, cost: CostModel | None) -> PhaseFinding:
-    batch = readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(readings)
     resource: Resource | None = None
     if cost is None:
         because = "how a step grows with the batch was not calibrated"

@@ -1,12 +1,12 @@
 """The mathematics of calibration: timings of short probes in, cost model and speculation table out.
 
-Medians per point, because one probe that met another process would tilt a least-squares line.
+Costs are fitted to the fastest timing of each point: whatever else a machine does can only add time, and a mean
+would carry that into every prediction. Throughput is pooled over all runs, because there both sides met the same.
 """
 
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 import msgspec
 
@@ -47,14 +47,18 @@ def fit_cost(
 ) -> CostModel:
     """Fit a cost model; raises `CalibrationError` without at least one prefill and one step.
 
-    With one prompt size (or one batch) its line goes through the origin, as `fit_line` says.
+    With one prompt size (or one batch) its line goes through the origin, as `fit_line` says. So does that of prefills
+    where noise was larger than the cost of the added tokens: tokens are never free.
     """
     if not prefills:
         raise CalibrationError("no prefill was timed: the cost of a prompt token is unknown")
     if not steps:
         raise CalibrationError("no decode step was timed: the cost of an output token is unknown")
-    base_ms, per_token_ms = fit_line(_medians((float(p.tokens), p.ms) for p in prefills))
-    step_ms, per_stream_ms = fit_line(_medians((float(s.batch), s.ms_per_token) for s in steps))
+    points = _fastest((float(p.tokens), p.ms) for p in prefills)
+    base_ms, per_token_ms = fit_line(points)
+    if per_token_ms <= 0.0:
+        base_ms, per_token_ms = fit_line(points[-1:])
+    step_ms, per_stream_ms = fit_line(_fastest((float(s.batch), s.ms_per_token) for s in steps))
     return CostModel(
         prefill_base_ms=base_ms,
         prefill_ms_per_token=per_token_ms,
@@ -66,11 +70,11 @@ def fit_cost(
     )
 
 
-def _medians(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    by_x: dict[float, list[float]] = defaultdict(list)
+def _fastest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    by_x: dict[float, float] = {}
     for x, y in points:
-        by_x[x].append(y)
-    return [(x, median(values)) for x, values in sorted(by_x.items())]
+        by_x[x] = min(y, by_x.get(x, y))
+    return sorted(by_x.items())
 
 
 def speculation_table(

@@ -60,11 +60,18 @@ def split_causes(readings: Readings, cost: CostModel | None) -> Causes | None:
         transfer=readings.value(Name.TRANSFER_SHARE) or 0.0,
         decode=decode,
         queued_behind_prefill=queue * behind,
-        stalled_decode=decode * _stalled_part(readings, cost),
+        stalled_decode=decode * stalled_part(readings, cost),
     )
 
 
-def _stalled_part(readings: Readings, cost: CostModel | None) -> float:
+def step_batch(readings: Readings) -> float | None:
+    """Return the streams of a decode step: measured per step, else as met by a stream; None if unknown."""
+    per_step = readings.value(Name.DECODE_BATCH_PER_STEP)
+    return readings.value(Name.DECODE_BATCH_MEAN) if per_step is None else per_step
+
+
+def stalled_part(readings: Readings, cost: CostModel | None) -> float:
+    """Return the part (0 to 1) of decode time that prefills on the same replica stall; 0 if it cannot be told."""
     beside = readings.value(Name.DECODE_BESIDE_PREFILL_SHARE)
     observed = readings.value(Name.DECODE_MS_PER_TOKEN)
     batch = readings.value(Name.DECODE_BATCH_MEAN)

@@ -5,7 +5,7 @@ from trimtab.core.evidence import Readings
 from trimtab.core.findings import Ceiling
 from trimtab.core.types import Technique
 from trimtab.diagnosis.calibration import speedup_at
-from trimtab.diagnosis.causes import Causes
+from trimtab.diagnosis.causes import Causes, step_batch
 from trimtab.diagnosis.names import FleetFacts, Name
 
 
@@ -71,7 +71,7 @@ def _prefix_caching(readings: Readings, causes: Causes, cost: CostModel | None) 
 
 
 def _speculation(readings: Readings, causes: Causes, table: SpeculationTable | None) -> Found:
-    batch = readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(readings)
     own = causes.by_decode
     if table is None or batch is None:
         missing = "no table of speculation" if table is None else "the decode batch is unknown"
@@ -90,7 +90,7 @@ def _speculation(readings: Readings, causes: Causes, table: SpeculationTable | N
 
 
 def _quantization(readings: Readings, causes: Causes, cost: CostModel | None) -> Found:
-    batch = readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(readings)
     if cost is None or batch is None:
         return causes.by_decode, (
             f"how a step grows with the batch is unknown; at most all of decode ({causes.by_decode:.1%})"

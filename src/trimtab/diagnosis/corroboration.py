@@ -16,7 +16,7 @@ from trimtab.diagnosis.binding import (
     evictions_bind,
     kv_binds,
 )
-from trimtab.diagnosis.causes import Causes
+from trimtab.diagnosis.causes import Causes, stalled_part
 from trimtab.diagnosis.names import Name
 
 SUPPORT_ODDS = 2.0
@@ -114,9 +114,10 @@ def _prefill_cost(readings: Readings, cost: CostModel | None) -> Checked:
     if cost is None or not observed or cost.prefill_ms_per_token <= 0:
         return None
     ratio = observed / cost.prefill_ms_per_token
-    if COST_AGREES_WITHIN <= ratio < 2.0 * COST_AGREES_WITHIN:
+    # Prefills that share a batch are cheaper than one alone: that speaks for nothing and against nothing.
+    if ratio <= 1.0 / COST_AGREES_WITHIN or COST_AGREES_WITHIN <= ratio < 2.0 * COST_AGREES_WITHIN:
         return None
-    agrees = 1.0 / COST_AGREES_WITHIN < ratio < COST_AGREES_WITHIN
+    agrees = ratio < COST_AGREES_WITHIN
     text = (
         f"prefill costs {observed:.2f} ms per computed token under load "
         f"against {cost.prefill_ms_per_token:.2f} ms alone"
@@ -174,9 +175,10 @@ def _step_cost(readings: Readings, cost: CostModel | None) -> Checked:
     if cost is None or batch is None or not observed:
         return None
     predicted = cost.step_ms(batch) / (readings.value(Name.ACCEPTED_PER_STEP) or 1.0)
-    ratio = observed / predicted if predicted > 0 else float("inf")
+    own = observed * (1.0 - stalled_part(readings, cost))
+    ratio = own / predicted if predicted > 0 else float("inf")
     agrees = 1.0 / COST_AGREES_WITHIN < ratio < COST_AGREES_WITHIN
-    text = f"a token takes {observed:.1f} ms under load against {predicted:.1f} ms calibrated at that batch"
+    text = f"a token takes {own:.1f} ms apart from stalls, against {predicted:.1f} ms calibrated at that batch"
     return _found(agrees, text, readings, Name.DECODE_MS_PER_TOKEN, Name.DECODE_BATCH_MEAN)
 
 

@@ -10,7 +10,12 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.stats import StatsError, percentile
 from trimtab.diagnosis.names import TPOT_MS_BY_BATCH, FleetFacts, Name
 from trimtab.diagnosis.tally import Tally, block_of, share_of
-from trimtab.diagnosis.timeline import build_timeline, measure_overlaps, weighted_quantile
+from trimtab.diagnosis.timeline import (
+    build_timeline,
+    mean_streams,
+    measure_overlaps,
+    weighted_quantile,
+)
 from trimtab.diagnosis.token_readings import add_costs, add_drafts, add_labels, add_tokens
 
 KNOWN_SHARE_MIN = 0.5
@@ -242,19 +247,21 @@ def _add_gaps(tally: Tally, beside: tuple[float, ...], alone: tuple[float, ...])
 
 
 def _add_decode_batch(tally: Tally, weights: dict[int, float], n: int) -> None:
-    total = math.fsum(weights.values())
-    note = "streams decoding at once on a replica, as met by a stream"
     quantiles = ((Name.DECODE_BATCH_P50, 0.50), (Name.DECODE_BATCH_P95, 0.95))
-    if total <= 0:
-        for name in (Name.DECODE_BATCH_MEAN, *(name for name, _ in quantiles)):
+    means = mean_streams(weights)
+    if means is None:
+        names = (Name.DECODE_BATCH_MEAN, Name.DECODE_BATCH_PER_STEP)
+        for name in (*names, *(name for name, _ in quantiles)):
             tally.unknown(name, "no request has both a replica and a known decode time")
         return
-    mean = math.fsum(batch * weight for batch, weight in weights.items()) / total
-    tally.add(Name.DECODE_BATCH_MEAN, mean, "streams", samples=n, note=note)
+    note = "streams decoding at once on a replica, as met by a stream"
+    tally.add(Name.DECODE_BATCH_MEAN, means[0], "streams", samples=n, note=note)
+    per_step = "streams decoding at once on a replica, over the time in which any does"
+    tally.add(Name.DECODE_BATCH_PER_STEP, means[1], "streams", samples=n, note=per_step)
     for name, q in quantiles:
         value = weighted_quantile(weights, q)
         if value is None:
-            raise StatsError(f"batch weights sum to {total} but have no quantile {q}")
+            raise StatsError(f"batches with a mean of {means[0]} have no quantile {q}")
         tally.add(name, value, "streams", samples=n, note=note)
 
 

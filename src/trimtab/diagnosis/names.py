@@ -44,6 +44,7 @@ class Name(StrEnum):
     PREFILL_MS_PER_TOKEN = "prefill_ms_per_token"
     DECODE_MS_PER_TOKEN = "decode_ms_per_token"
     DECODE_BATCH_MEAN = "decode_batch_mean"
+    DECODE_BATCH_PER_STEP = "decode_batch_per_step"
     DECODE_BATCH_P50 = "decode_batch_p50"
     DECODE_BATCH_P95 = "decode_batch_p95"
     TPOT_GROWTH_PER_STREAM = "tpot_growth_per_stream"

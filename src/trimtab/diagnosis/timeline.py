@@ -216,6 +216,19 @@ def _kv_tokens(record: RequestRecord) -> int:
     return (record.tokens.prompt or 0) + (record.tokens.output or 0)
 
 
+def mean_streams(batch_weights: dict[int, float]) -> tuple[float, float] | None:
+    """Return (batch that a stream meets, streams per step) from stream seconds by batch; None without any.
+
+    A stream meets large batches more often than a step has them, because large batches are many streams.
+    """
+    stream_s = sum(batch_weights.values())
+    step_s = sum(weight / batch for batch, weight in batch_weights.items() if batch > 0)
+    if stream_s <= 0 or step_s <= 0:
+        return None
+    met = sum(batch * weight for batch, weight in batch_weights.items()) / stream_s
+    return met, stream_s / step_s
+
+
 def weighted_quantile(weights: dict[int, float], q: float) -> float | None:
     """Return the smallest key at which the weight up to it reaches `q` of all; None without weight."""
     total = sum(weights.values())

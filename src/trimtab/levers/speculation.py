@@ -26,7 +26,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.types import Budget, Phase, Resource, Technique
 from trimtab.diagnosis.calibration import speedup_at
-from trimtab.diagnosis.causes import split_causes
+from trimtab.diagnosis.causes import split_causes, step_batch
 from trimtab.diagnosis.names import Name
 from trimtab.levers.shape import (
     EXPIRES_AFTER_S,
@@ -94,6 +94,7 @@ class NgramSpeculation:
                 diagnosis=situation.diagnosis.id,
                 evidence=situation.readings.ids(
                     Name.DECODE_SHARE,
+                    Name.DECODE_BATCH_PER_STEP,
                     Name.DECODE_BATCH_MEAN,
                     Name.DECODE_BATCH_P95,
                     Name.DECODE_MS_PER_TOKEN,
@@ -152,7 +153,7 @@ def _refusal(situation: Situation, table: SpeculationTable | None) -> str:
         return "speculation was not measured on this engine: no table of throughput by batch"
     if table.break_even_batch() == 0.0:
         return "drafting costs more than the steps it saves, at every batch measured"
-    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(situation.readings)
     if batch is None:
         return "the decode batch is unknown, so nothing says on which side of the break-even it is"
     if batch > off_batch(table):
@@ -179,7 +180,7 @@ def _premise(situation: Situation, table: SpeculationTable | None) -> str:
     ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in table.ratios())
     break_even = table.break_even_batch()
     shown = "above every batch measured" if break_even is None else f"{break_even:.1f}"
-    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(situation.readings)
     seen = "unknown" if batch is None else f"{batch:.1f}"
     decode = situation.diagnosis.phase(Phase.DECODE)
     bound = "unknown" if decode is None or decode.resource is None else decode.resource.value
@@ -200,7 +201,7 @@ def _reach(situation: Situation, table: SpeculationTable) -> float:
 
 def _gain(situation: Situation, table: SpeculationTable | None) -> float | None:
     causes = split_causes(situation.readings, situation.cost)
-    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(situation.readings)
     if table is None or causes is None or batch is None:
         return None
     speedup = speedup_at(table, batch)
@@ -222,7 +223,7 @@ def _gain_in_words(situation: Situation, table: SpeculationTable | None) -> str:
 
 def _moves(situation: Situation, table: SpeculationTable | None) -> tuple[BudgetMove, ...]:
     running = situation.readings.value(Name.DECODE_RUNNING_SHARE)
-    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(situation.readings)
     speedup = None if table is None or batch is None else speedup_at(table, batch)
     delta = None
     if table is not None and running is not None and speedup:

@@ -9,7 +9,7 @@ from trimtab.core.gate import GateSpec, Metric, Question, Statistic
 from trimtab.core.lever import ExpectedEffect, Situation, TriggerSignal, TriggerSpec
 from trimtab.core.types import RolloutState
 from trimtab.diagnosis.calibration import speedup_at
-from trimtab.diagnosis.names import Name
+from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import (
     TAIL_HARM_MARGIN,
     TPOT_HARM_MARGIN,
@@ -56,7 +56,7 @@ def condition_of(judged: tuple[LabelPromise, ...], off_at: float) -> str:
 
 def expected_effects(situation: Situation, table: SpeculationTable) -> tuple[ExpectedEffect, ...]:
     """Return the predicted TPOT and chunk gap ratios from the measured table; none without a batch."""
-    batch = situation.readings.value(Name.DECODE_BATCH_MEAN)
+    batch = step_batch(situation.readings)
     likely = None if batch is None else speedup_at(table, batch)
     if likely is None:
         return ()

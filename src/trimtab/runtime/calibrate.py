@@ -1,6 +1,7 @@
 """Measures on idle replicas what a prefill, a decode step and a speculated step cost.
 
-Cost of one replica: prefills of unique prompts at two lengths, then decode of short prompts at batch 1, 2 and 4.
+Cost of one replica: prefills of unique prompts at two lengths and decode of short prompts at batch 1, 2 and 4, in
+rounds for as long as the time allows.
 
 Speculation: the same prompt is decoded by 1, 2, 4, ... streams at once, on a replica without and on one with
 speculation, in turn and never at the same time, so that both meet the same machine; which goes first alternates.
@@ -12,6 +13,7 @@ were rounds; the proof on real traffic is the judge, this is the prediction.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final, Protocol
@@ -44,10 +46,10 @@ Progress = Callable[[float, str], None]
 REQUEST_TIMEOUT_S: Final = 60.0
 COST_BUDGET_S: Final = 12.0
 SPECULATION_BUDGET_S: Final = 40.0
-PREFILL_WORDS: Final = (45, 190, 45)
+PREFILL_WORDS: Final = (45, 190)
 """Words of the prompts to prefill: about 60 and 250 tokens."""
 STEP_BATCHES: Final = (1, 2, 4)
-STEP_ROUNDS: Final = 2
+ROUNDS_MAX: Final = 3
 STEP_WORDS: Final = 6
 STEP_OUTPUT_TOKENS: Final = 16
 STEP_OUTPUT_TOKENS_MIN: Final = 4
@@ -154,35 +156,32 @@ async def calibrate_cost(
 ) -> CostModel:
     """Measure one idle replica and fit its cost model; raises `CalibrationError` if nothing could be timed.
 
-    Stops asking when `budget_s` is used up; the model's sample counts say how much was measured by then.
+    The first round is always finished; another begins only if the last one would fit into what is left of `budget_s`.
     """
     prober = Prober(session, engine_format, clock)
     began_s = clock.mono_s()
+    numbers = itertools.count()
     prefills: list[PrefillTiming] = []
     steps: list[StepTiming] = []
-    prompts = (_prompt(seed, at, words) for at, words in enumerate(_sizes()))
-    points: list[tuple[str, int]] = [("prefill", words) for words in PREFILL_WORDS]
-    points[1:1] = [("decode", batch) for batch in STEP_BATCHES]
-    points += [("decode", batch) for _ in range(STEP_ROUNDS - 1) for batch in STEP_BATCHES]
-    for at, (what, size) in enumerate(points):
-        if clock.mono_s() - began_s >= budget_s and prefills and steps:
+    last_s = 0.0
+    for turn in range(ROUNDS_MAX):
+        turn_began_s = clock.mono_s()
+        if turn and turn_began_s - began_s + last_s > budget_s:
             break
-        on_progress(
-            at / len(points), f"{what} {size} {'words' if what == 'prefill' else 'streams'}"
-        )
-        if what == "prefill":
-            prefills += await _time_prefill(prober, base_url, next(prompts))
-        else:
-            steps += await _time_steps(prober, base_url, [next(prompts) for _ in range(size)])
+        for words in PREFILL_WORDS:
+            done = min(0.95, (clock.mono_s() - began_s) / max(budget_s, 1e-3))
+            on_progress(done, f"prefill of {words} words")
+            prompt = _prompt(seed, next(numbers), words)
+            prefills += await _time_prefill(prober, base_url, prompt)
+        for batch in STEP_BATCHES:
+            done = min(0.95, (clock.mono_s() - began_s) / max(budget_s, 1e-3))
+            on_progress(done, f"decode of {batch} streams")
+            prompts = [_prompt(seed, next(numbers), STEP_WORDS) for _ in range(batch)]
+            steps += await _time_steps(prober, base_url, prompts)
+        last_s = clock.mono_s() - turn_began_s
     on_progress(1.0, "fitted")
     took_s = clock.mono_s() - began_s
     return fit_cost(prefills, steps, source=f"measured on {base_url} in {took_s:.1f} s")
-
-
-def _sizes() -> Sequence[int]:
-    """Return the words of each prompt, in the order in which `calibrate_cost` asks for them."""
-    short = [STEP_WORDS] * sum(STEP_BATCHES)
-    return (PREFILL_WORDS[0], *short, *PREFILL_WORDS[1:], *short * (STEP_ROUNDS - 1))
 
 
 def _prompt(seed: int, at: int, words: int) -> str:

@@ -37,6 +37,13 @@ def test_cost_model_is_recovered_from_its_own_timings() -> None:
     assert (cost.prefill_samples, cost.step_samples) == (5, 7)
 
 
+def test_prompt_tokens_are_never_free() -> None:
+    """Where noise hides the cost of added tokens, the longest prompt's own rate stands in."""
+    noisy = [PrefillTiming(60, 1_100.0), PrefillTiming(250, 1_000.0)]
+    cost = fit_cost(noisy, [StepTiming(1, 20.0)], source="test")
+    assert (cost.prefill_base_ms, cost.prefill_ms_per_token) == (0.0, 4.0)
+
+
 def test_nothing_timed_is_an_error() -> None:
     """A cost model is not made up where a probe failed."""
     with pytest.raises(CalibrationError, match="no prefill"):

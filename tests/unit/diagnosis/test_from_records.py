@@ -112,13 +112,14 @@ def test_queue_while_every_slot_is_taken_is_told() -> None:
     assert found.value(Name.QUEUE_BEHIND_PREFILL_SHARE) == 0.0
 
 
-def test_decode_batch_is_what_a_stream_meets() -> None:
-    """Two streams side by side for half of their time meet a batch of 1.5 on average."""
+def test_batch_that_a_stream_meets_is_larger_than_that_of_a_step() -> None:
+    """Two streams side by side for half of their time meet a batch of 1.5; a step has 4 stream-seconds in 3."""
     found = read(
         request(0.0, prefill_ms=0.0, decode_ms=2_000.0),
         request(1.0, prefill_ms=0.0, decode_ms=2_000.0),
     )
     assert found.value(Name.DECODE_BATCH_MEAN) == pytest.approx(1.5)
+    assert found.value(Name.DECODE_BATCH_PER_STEP) == pytest.approx(4 / 3)
     assert found.value(Name.DECODE_BATCH_P95) == 2.0
 
 
