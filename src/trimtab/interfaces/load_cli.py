@@ -1,6 +1,7 @@
 """`trimtab load`: the generator that `tune` uses, against any OpenAI-compatible server."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import click

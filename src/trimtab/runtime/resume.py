@@ -46,10 +46,10 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
         for name, lever in state.levers.items()
         if lever.state in PROVING
     )
-    adopted = {
+    adopted: dict[str, LeverRecord] = {
         name: lever.record
         for name, lever in state.levers.items()
-        if lever.state is RolloutState.ADOPTED
+        if lever.state is RolloutState.ADOPTED and lever.record is not None
     }
     revisions = dict.fromkeys(replicas, baseline)
     plan = state.plan

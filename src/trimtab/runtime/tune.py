@@ -7,6 +7,7 @@ break-even, then calm). Time is bounded: a rollout that has not passed in time i
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -42,7 +43,7 @@ from trimtab.runtime.tune_view import TuneView
 from trimtab.workloads.base import PeakShape, PlannedRequest, Workload
 
 SPECULATION_TRIED = Speculation(
-    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=6
+    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=8, draft_tokens_max=8
 )
 CALIBRATE_S = 12.0
 SPECULATION_S = 30.0
@@ -84,7 +85,7 @@ class Tune:
         """Go through all stages; raises what ends a tune early (no replica, no ledger)."""
         await self._calibrate()
         rates = self._rates()
-        arrivals = self._arrivals(rates)
+        arrivals = await self._arrivals(rates)
         baseline = await self._measure("baseline", arrivals, rates, "round robin")
         looked = self._look("baseline", baseline, "before")
         for _ in range(self._plan.levers_max):
@@ -130,14 +131,11 @@ class Tune:
         chosen = self._plan.rate_per_s or affine
         return Rates(saturating=chosen, affine_capacity=affine, round_robin_capacity=blind)
 
-    def _arrivals(self, rates: Rates) -> Workload:
-        return make_workload(
-            self._plan,
-            self._sources,
+    async def _arrivals(self, rates: Rates) -> Workload:
+        return await self._made(
             rate_per_s=rates.saturating,
             seed=self._plan.seed,
             requests=self._plan.baseline_requests,
-            context_tokens=self._system.baseline.context_tokens,
         )
 
     async def _measure(
@@ -215,7 +213,7 @@ class Tune:
                     Replica(id=plain, url=self._url(plain)),
                     Replica(id=trial, url=self._url(trial)),
                     SPECULATION_TRIED,
-                    self._speculation_probe(),
+                    await self._speculation_probe(),
                     engine_format=system.engine,
                     session=session,
                     clock=system.clock,
@@ -238,17 +236,10 @@ class Tune:
             f"speculation on edits: {ratios} streams; break-even {'not reached' if at is None else f'{at:.1f}'}"
         )
 
-    def _speculation_probe(self) -> SpeculationProbe:
+    async def _speculation_probe(self) -> SpeculationProbe:
         """Late turns of sessions that edit: the traffic for which drafts are meant to pay."""
         batches = tuple(batch for batch in (1, 2, 4, 8) if batch <= self._system.baseline.slots)
-        workload = make_workload(
-            self._plan,
-            self._sources,
-            rate_per_s=1.0,
-            seed=self._plan.seed + 1000,
-            requests=60,
-            context_tokens=self._system.baseline.context_tokens,
-        )
+        workload = await self._made(rate_per_s=1.0, seed=self._plan.seed + 1000, requests=60)
         edits = _late_turns(workload.requests)
         return SpeculationProbe(
             path=edits[0].endpoint if edits else "/v1/chat/completions",
@@ -265,7 +256,7 @@ class Tune:
         proposed = control.controller.propose(record, cause_id=event_id)
         control.situations.predict_budgets(record, looked.diagnosis, cause_id=proposed)
         stop = asyncio.Event()
-        arrivals = self._rollout_arrivals(record, rates)
+        arrivals = await self._rollout_arrivals(record, rates)
         await control.controller.start(record, routing_policy_of(record.name), cause_id=proposed)
         watcher = asyncio.create_task(self._until_ended(stop))
         began_s = system.clock.mono_s()
@@ -287,19 +278,16 @@ class Tune:
         (self._adopted if adopted else self._refused).append(record.name)
         return self._look(f"after {record.name}", outcome, "after", record.name)
 
-    def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
+    async def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
         """Arrivals with the compressed peak; a lever that takes a replica is proven at what one replica carries."""
         takes_one = record.revision is not None
         replicas = self._system.config.fleet.replicas
         spare = (replicas - 1) / replicas if takes_one else 1.0
-        return make_workload(
-            self._plan,
-            self._sources,
+        return await self._made(
             rate_per_s=rates.affine_capacity * spare * ROLLOUT_LOAD,
             seed=self._plan.seed + 1 + len(self._adopted) + len(self._refused),
             duration_s=self._rollout_s(),
             peak=PeakShape(period_s=self._plan.peak_cycle_s),
-            context_tokens=self._system.baseline.context_tokens,
         )
 
     async def _until_ended(self, stop: asyncio.Event) -> None:
@@ -332,19 +320,26 @@ class Tune:
             ("burst", BURST_LOAD, plan.burst_s, 2000),
             ("calm", CALM_LOAD, plan.calm_s, 3000),
         ):
-            arrivals = make_workload(
-                plan,
-                self._sources,
+            arrivals = await self._made(
                 rate_per_s=rates.affine_capacity * load,
                 seed=plan.seed + offset,
                 duration_s=seconds,
                 users=plan.users * 2 if name == "burst" else plan.users,
-                context_tokens=self._system.baseline.context_tokens,
             )
             words = f"{len(arrivals.requests)} requests at {rates.affine_capacity * load:.2f} per second"
             outcome = await self._stages.run(name, arrivals, load_words=words, expected_s=seconds)
             await self._control.triggers.settle()
             self._look(name, outcome, name)
+
+    async def _made(self, **sizes: Any) -> Workload:
+        """Make arrivals in a thread: drawing edits from real sources takes a while."""
+        return await asyncio.to_thread(
+            make_workload,
+            self._plan,
+            self._sources,
+            context_tokens=self._system.baseline.context_tokens,
+            **sizes,
+        )
 
     # -- small things -----------------------------------------------------------------------
 

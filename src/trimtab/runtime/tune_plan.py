@@ -32,6 +32,8 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workload: Annotated[str, Meta(pattern="^(coding|chat|mixed)$")] = "coding"
     seed: Annotated[int, Meta(ge=0)] = 1
     users: Annotated[int, Meta(ge=2, le=1000)] = 8
+    repository_tokens: Annotated[int, Meta(ge=40)] = 80
+    turns_per_session: Annotated[int, Meta(ge=1)] = 10
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 48
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
@@ -108,7 +110,12 @@ def make_workload(
         "peak": peak,
         "users": users or plan.users,
     }
-    sized = {**shared, "context_tokens": context_tokens}
+    sized = {
+        **shared,
+        "context_tokens": context_tokens,
+        "repository_tokens": plan.repository_tokens,
+        "turns_per_session": plan.turns_per_session,
+    }
     try:
         match plan.workload:
             case "coding":
