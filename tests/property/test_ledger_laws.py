@@ -161,10 +161,6 @@ def state_of(path: Path) -> State:
     return msgspec.structs.replace(state, counts=counts, seq=0, at_s=0.0)
 
 
-async def compact(ledger: SqliteLedger, keep_events: int) -> None:
-    await ledger.compact(keep_events=keep_events)
-
-
 @settings(max_examples=40)
 @given(LIVED, LIVED, st.lists(st.integers(0, 60), min_size=1, max_size=4))
 def test_retention_changes_neither_state_nor_chains(
@@ -182,10 +178,31 @@ def test_retention_changes_neither_state_nor_chains(
             asyncio.run(ledger.flush())
             for keep in keeps:
                 wanted = (state_of(path), told(path))
-                asyncio.run(compact(ledger, keep))
+                asyncio.run(ledger.compact(keep_events=keep))
                 found = ledger.verify()
                 assert (found.problem, ledger.unhealthy_reason) == (None, None)
                 assert (state_of(path), told(path)) == wanted
+        ledger.close()
+
+
+@settings(max_examples=40)
+@given(LIVED, LIVED, st.none() | st.integers(0, 60), st.none() | st.integers(0, 60))
+def test_catching_up_is_rebuilding(
+    before: Written, after: Written, first_keep: int | None, second_keep: int | None
+) -> None:
+    """Whoever has the state of a beginning gets the state of the whole, also across retention."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        ledger = SqliteLedger(path, clock=SteppingClock())
+        state = EMPTY
+        for written, keep in ((before, first_keep), (after, second_keep)):
+            write(ledger, written)
+            asyncio.run(ledger.flush())
+            if keep is not None:
+                asyncio.run(ledger.compact(keep_events=keep))
+            with SqliteReader(path) as reader:
+                state = reader.catch_up(state)
+                assert state == rebuild(reader.read())
         ledger.close()
 
 

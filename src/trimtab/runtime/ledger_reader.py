@@ -19,13 +19,9 @@ _INDEXED = "kind <> 'request_served'"
 class Filter:
     """Which events are wanted; what is None does not matter."""
 
-    def __init__(
-        self, *, kind: str | None = None, lever: str | None = None, after_seq: int = 0
-    ) -> None:
+    def __init__(self, *, kind: str | None = None, lever: str | None = None) -> None:
         self._terms: list[str] = []
         self._parameters: list[object] = []
-        if after_seq:
-            self._add("seq > ?", after_seq)
         if kind is not None:
             self._add("kind = ?", kind)
         if lever is not None:
