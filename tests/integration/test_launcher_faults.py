@@ -1,6 +1,7 @@
 """What a launcher says when a replica cannot start: the cause, the numbers and the fix. No engine runs here."""
 
 import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -38,8 +39,6 @@ def model(tmp_path: Path) -> Path:
 
 
 def write_gguf(path: Path) -> Path:
-    import struct
-
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
@@ -57,6 +56,13 @@ def write_gguf(path: Path) -> Path:
     head += text("t") + struct.pack("<IQIQ", 1, 64, 0, 0)
     path.write_bytes(head + bytes(-len(head) % 32) + bytes(256))
     return path
+
+
+def cut(path: Path, length: int) -> int:
+    """Cut bytes off a file's end and return the size it had."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-length])
+    return len(content)
 
 
 def revision(path: Path, **changes: object) -> Revision:
@@ -111,8 +117,7 @@ async def test_truncated_model_is_found_before_the_start(
     launcher: LlamaCppLauncher, model: Path
 ) -> None:
     """Where the tensors end and where the file ends are both told."""
-    size = model.stat().st_size
-    model.write_bytes(model.read_bytes()[:-10])
+    size = cut(model, 10)
     message = await failure(launcher, revision(model), place(launcher))
     assert f"its tensors end at byte {size}, the file at {size - 10}" in message
 
@@ -176,12 +181,12 @@ async def test_replica_that_does_not_run_has_no_slots(launcher: LlamaCppLauncher
         await launcher.save_kv("r9")
 
 
-async def test_free_ports_are_distinct() -> None:
+def test_free_ports_are_distinct() -> None:
     """Ports chosen together are not the same."""
     assert len(set(free_ports(20))) == 20
 
 
-async def test_slot_files_of_dead_owners_are_swept(tmp_path: Path) -> None:
+def test_slot_files_of_dead_owners_are_swept(tmp_path: Path) -> None:
     """A folder whose owner lives stays; one whose lock is free goes."""
     alive = SlotFiles(tmp_path)
     dead = tmp_path / f"{alive.folder.name.rsplit('-', 2)[0]}-1-dead"
@@ -189,7 +194,7 @@ async def test_slot_files_of_dead_owners_are_swept(tmp_path: Path) -> None:
     (dead / ".owner").touch()
     (dead / "r0-1-0.kv").write_bytes(b"state")
     assert sweep(tmp_path) == 1
-    assert [path for path in tmp_path.iterdir()] == [alive.folder]
+    assert list(tmp_path.iterdir()) == [alive.folder]
     assert alive.folder.stat().st_mode & 0o777 == 0o700
     alive.close()
     assert not alive.folder.exists()

@@ -1,5 +1,7 @@
 """Laws of the event parser: any split of the bytes is the same stream, and no byte is lost."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ def read(pieces: list[bytes], event_bytes_max: int = 1000) -> tuple[list[SSEEven
 
 def split(stream: bytes, cuts: list[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    return [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [stream[a:b] for a, b in itertools.pairwise(places)]
 
 
 @given(STREAMS, st.lists(st.integers(min_value=0), max_size=10))

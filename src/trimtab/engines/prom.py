@@ -40,12 +40,12 @@ class Page(msgspec.Struct, frozen=True):
 
 def parse_page(text: str) -> Page:
     """Parse a page of metrics; raises `EngineFormatError` if it is not one."""
-    found: dict[str, list[Sample]] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    found.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
+        families = list(text_string_to_metric_families(text))
     except (ValueError, KeyError, IndexError) as error:
-        raise EngineFormatError(f"not a page of Prometheus metrics: {error}") from error
+        raise EngineFormatError("not a page of Prometheus metrics") from error
+    found: dict[str, list[Sample]] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        if not sample.name.endswith("_created"):
+            found.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
     return Page({name: tuple(samples) for name, samples in found.items()})

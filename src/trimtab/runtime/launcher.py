@@ -175,13 +175,18 @@ class LlamaCppLauncher:
 
     async def _await_health(self, child: Child, url: str) -> None:
         while child.exit_code is None:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with self._session().get(f"{url}/health") as response:
-                    if response.status == 200:
-                        return
+            if await self._is_healthy(url):
+                return
             await asyncio.sleep(_HEALTH_EVERY_S)
         words = child.last_words or "no words"
         raise LaunchError(f"replica {child.replica} ended before it was healthy (engine: {words})")
+
+    async def _is_healthy(self, url: str) -> bool:
+        try:
+            async with self._session().get(f"{url}/health") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
 
     async def _check_effective(self, revision: Revision, replica: str) -> None:
         slots = await self.slots(replica)

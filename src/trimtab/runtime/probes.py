@@ -85,19 +85,21 @@ class Probes:
         """Read all replicas every `every_s` until cancelled."""
         async with self._session() as session, asyncio.TaskGroup() as group:
             while True:
-                targets = self._targets()
-                self._forget(targets)
-                for replica, target in targets.items():
-                    if replica not in self._reading:
-                        group.create_task(self._read(session, replica, target))
+                self._read_all(session, group)
                 await asyncio.sleep(self._every_s)
 
     async def read_once(self) -> None:
         """Read all replicas once and return when all have answered or timed out."""
-        targets = self._targets()
-        self._forget(targets)
         async with self._session() as session, asyncio.TaskGroup() as group:
-            for replica, target in targets.items():
+            self._read_all(session, group)
+
+    def _read_all(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        targets = self._targets()
+        for replica in self._latest.keys() - targets.keys():
+            del self._latest[replica]
+        for replica, target in targets.items():
+            if replica not in self._reading:
+                self._reading.add(replica)
                 group.create_task(self._read(session, replica, target))
 
     def latest(self, replica: str) -> Probe | None:
@@ -121,12 +123,7 @@ class Probes:
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
         )
 
-    def _forget(self, targets: Mapping[str, Target]) -> None:
-        for replica in self._latest.keys() - targets.keys():
-            del self._latest[replica]
-
     async def _read(self, session: aiohttp.ClientSession, replica: str, target: Target) -> None:
-        self._reading.add(replica)
         try:
             metrics = await self._metrics(session, replica, target.url)
             slots = await self._slots(session, replica, target.url)

@@ -48,9 +48,7 @@ def test_placement_and_model_reach_the_engine() -> None:
     [
         (Speculation(), {"types": ["NONE"]}),
         (
-            Speculation(
-                method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=8
-            ),
+            Speculation(method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=8),
             {"types": ["NGRAM_SIMPLE"], "ngram_simple.size_n": 6, "ngram_simple.size_m": 8},
         ),
         (
@@ -170,11 +168,15 @@ def test_drafts_are_unknown_per_request() -> None:
 
 def test_error_inside_a_stream_is_told() -> None:
     """An error event carries its message and no text."""
-    event = FORMAT.read_stream_event(b'{"error":{"code":500,"message":"boom","type":"server_error"}}')
+    event = FORMAT.read_stream_event(
+        b'{"error":{"code":500,"message":"boom","type":"server_error"}}'
+    )
     assert (event.error, event.text, event.done) == ("boom", "", False)
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", b"[1]", b"\xff", b'{"choices":1}', b'{"timings":1}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", b"[1]", b"\xff", b'{"choices":1}', b'{"timings":1}']
+)
 def test_garbage_event_is_a_typed_error(data: bytes) -> None:
     """Nothing but the format's own error comes out of garbage."""
     with pytest.raises(EngineFormatError):

@@ -65,7 +65,9 @@ def test_tool_calls_are_part_of_the_message() -> None:
 )
 def test_prompt_of_a_completion(prompt: object, expected: tuple[tuple[str, str], ...]) -> None:
     """Texts and token ids, one or several."""
-    assert read_request(COMPLETIONS_PATH, json.dumps({"prompt": prompt}).encode()).segments == expected
+    assert (
+        read_request(COMPLETIONS_PATH, json.dumps({"prompt": prompt}).encode()).segments == expected
+    )
 
 
 def test_numbers_are_read_as_they_are() -> None:
@@ -124,9 +126,14 @@ def test_unreadable_request_is_a_typed_error_that_quotes_nothing(path: str, body
 
 def test_body_without_need_of_an_edit_keeps_its_bytes() -> None:
     """Odd spacing and escapes pass as they came."""
-    body = b'{ "stream" : true, "stream_options": {"include_usage" : true}, "id_slot": 1, "x": 1.50 }'
+    body = (
+        b'{ "stream" : true, "stream_options": {"include_usage" : true}, "id_slot": 1, "x": 1.50 }'
+    )
     assert edit_request(body, include_usage=True, id_slot=1) is body
-    assert edit_request(b'{"stream": false }', include_usage=True, id_slot=None) == b'{"stream": false }'
+    assert (
+        edit_request(b'{"stream": false }', include_usage=True, id_slot=None)
+        == b'{"stream": false }'
+    )
 
 
 def test_edits_change_nothing_else() -> None:

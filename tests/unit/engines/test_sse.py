@@ -23,7 +23,11 @@ def test_event_ends_with_an_empty_line_of_any_kind(end: bytes) -> None:
 
 def test_one_space_after_the_colon_is_not_data() -> None:
     """`data:x` and `data: x` are equal; a second space belongs to the data."""
-    assert [event.data for event in read(b"data:x\n\ndata: x\n\ndata:  x\n\n")] == [b"x", b"x", b" x"]
+    assert [event.data for event in read(b"data:x\n\ndata: x\n\ndata:  x\n\n")] == [
+        b"x",
+        b"x",
+        b" x",
+    ]
 
 
 def test_data_lines_are_joined() -> None:
@@ -58,9 +62,7 @@ def test_last_event_without_its_empty_line_is_cut_off() -> None:
 
 def test_byte_order_mark_is_not_part_of_the_first_field() -> None:
     """A mark at the start of the stream is stepped over, and its bytes pass."""
-    assert read(b"\xef\xbb\xbfdata: a\n\n") == [
-        SSEEvent(data=b"a", raw=b"\xef\xbb\xbfdata: a\n\n")
-    ]
+    assert read(b"\xef\xbb\xbfdata: a\n\n") == [SSEEvent(data=b"a", raw=b"\xef\xbb\xbfdata: a\n\n")]
 
 
 def test_invalid_utf8_passes_as_bytes() -> None:
@@ -74,10 +76,9 @@ def test_event_over_the_maximum_is_an_error(pieces: tuple[bytes, ...]) -> None:
     """An event may be as long as the maximum and not a byte longer, however it comes."""
     exact = SSEParser(event_bytes_max=17)
     assert [event.data for piece in pieces for event in exact.feed(piece)] == [b"123456789"]
-    parser = SSEParser(event_bytes_max=16)
+    short = SSEParser(event_bytes_max=16)
     with pytest.raises(SSETooLargeError):
-        for piece in pieces:
-            parser.feed(piece)
+        _ = [event for piece in pieces for event in short.feed(piece)]
 
 
 def test_events_before_a_too_long_one_are_not_lost() -> None:

@@ -15,7 +15,10 @@ def test_replicas_get_distinct_cpus_where_there_are_enough() -> None:
 
 def test_remainder_of_the_cores_stays_free() -> None:
     """Replicas stay equal: three cores for two replicas are one each."""
-    assert share_cpus(2, threads=0, cpus=(0, 1, 2), cores=3) == (CpuShare(1, (0,)), CpuShare(1, (1,)))
+    assert share_cpus(2, threads=0, cpus=(0, 1, 2), cores=3) == (
+        CpuShare(1, (0,)),
+        CpuShare(1, (1,)),
+    )
 
 
 def test_more_replicas_than_cores_are_not_pinned() -> None:
@@ -43,7 +46,10 @@ def test_no_replicas_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("cpuinfo", "expected"),
     [
-        ("processor\t: 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2680 @ 2.5GHz\n", "Intel Xeon E5-2680"),
+        (
+            "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2680 @ 2.5GHz\n",
+            "Intel Xeon E5-2680",
+        ),
         ("Model\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
         ("", "unknown CPU"),
     ],

@@ -49,7 +49,7 @@ def test_saved_files_keep_their_slots_where_they_can(
 
 
 def test_kv_need_follows_slots_context_and_precision() -> None:
-    """30 layers x 3 heads x (64 + 64) values x 2 bytes are 23,040 bytes of a token; Q8_0 takes 34 bytes for 32 values."""
+    """30 layers x 3 heads x (64 + 64) values x 2 bytes a token; Q8_0 takes 34 bytes for 32 values."""
     assert memory_need(REVISION, HEADER).kv == 4 * 2048 * 23_040
     assert memory_need(REVISION.replace(kv_type="q8_0"), HEADER).kv == 4 * 2048 * 11_520 * 34 // 32
 
@@ -65,7 +65,10 @@ def test_need_names_its_parts() -> None:
 @pytest.mark.parametrize(
     ("line", "kept"),
     [
-        (b"0.01.558.935 E srv    send_error: task id = 6\n", b"0.01.558.935 E srv    send_error: task id = 6"),
+        (
+            b"0.01.558.935 E srv    send_error: task id = 6\n",
+            b"0.01.558.935 E srv    send_error: task id = 6",
+        ),
         (b"0.01.277.281 W srv  operator(): got exception: last read: 'SECRET'\n", None),
         (b"parse: error parsing grammar: expecting ')' at\n", None),
         (b"root ::= SECRET\n", None),
