@@ -121,7 +121,10 @@ def struct_table(struct: type, words: Mapping[str, str], *, defaults: bool = Tru
     fields = fields_of(struct)
     told = {field.encode_name for field in fields}
     if told != set(words):
-        raise WordsError(f"{struct.__name__}: words and fields differ in {told ^ set(words)}")
+        differ = ", ".join(sorted(told ^ set(words)))
+        raise WordsError(
+            f"{struct.__name__}: fields and words differ in {differ}; see scripts/docs_words.py"
+        )
     rows = [
         [
             f"`{field.encode_name}`",

@@ -13,6 +13,8 @@ SETTINGS: dict[str, dict[str, str]] = {
         "workload": "Traffic to tune for (`--workload`).",
         "seed": "Seed of all arrivals (`--seed`); later stages add a fixed number to it.",
         "users": "Users at work at the same time; the burst has twice as many.",
+        "turns_per_session": "Turns after which a user of the coding workload starts a new session.",
+        "repository_tokens": "Size of a repository's context in the coding workload, in tokens.",
         "baseline_requests": "Requests of the baseline run and of the final run.",
         "rate_per_s": "Arrivals per second of those two runs (`--rate`); 0: chosen from measured costs.",
         "peak_cycle_s": "Length of the workload's own compressed peak cycle in seconds.",

@@ -328,18 +328,21 @@ def documents() -> dict[Path, str]:
 
 def main(arguments: list[str]) -> int:
     """Write or check."""
-    stale = [
-        path for path, text in documents().items() if not path.exists() or path.read_text() != text
-    ]
-    if "--check" in arguments:
-        for path in stale:
+    try:
+        made = documents()
+    except tables.WordsError as error:
+        print(error)
+        return 1
+    stale = {
+        path: text for path, text in made.items() if not path.exists() or path.read_text() != text
+    }
+    for path, text in stale.items():
+        if "--check" in arguments:
             print(f"{path.relative_to(ROOT)} is not what `make docs` writes")
-        return 1 if stale else 0
-    for path, text in documents().items():
-        if path in stale:
+        else:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")
-    return 0
+    return 1 if stale and "--check" in arguments else 0
 
 
 if __name__ == "__main__":
