@@ -128,8 +128,8 @@ class Traffic:
         self._load = kept * self._load + rng.gauss(0.0, 0.4 * math.sqrt(1.0 - kept * kept))
         session = rng.randrange(len(self._sizes))
         noise = rng.gauss(0.0, self._spread)
-        noise += rng.paretovariate(1.2) if rng.random() < 0.03 else 0.0
         factor = math.exp(self._load + self._sizes[session] + noise)
+        factor *= rng.paretovariate(1.2) if rng.random() < 0.05 else 1.0
         return session / len(self._sizes), factor, self._load
 
 
