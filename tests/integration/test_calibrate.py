@@ -134,7 +134,7 @@ async def test_known_costs_are_found(
     )
     assert cost.prefill_base_ms == pytest.approx(5.0)
     assert cost.prefill_ms_per_token == pytest.approx(10.0)
-    assert (cost.prefill_samples, cost.step_samples) == (6, 9)
+    assert (cost.prefill_samples, cost.step_samples) == (9, 9)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     heads = [" ".join(str(body["prompt"]).split()[:3]) for body in engine.bodies]
@@ -149,7 +149,7 @@ async def test_used_up_budget_keeps_what_was_measured(
     cost = await calibrate_cost(
         served[0][1], LlamaCppFormat(), session=session, clock=SystemClock(), budget_s=0.0
     )
-    assert (cost.prefill_samples, cost.step_samples) == (2, 3)
+    assert (cost.prefill_samples, cost.step_samples) == (3, 3)
 
 
 async def test_engine_that_refuses_is_an_error(

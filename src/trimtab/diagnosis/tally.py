@@ -62,11 +62,13 @@ class Tally:
     def mean(
         self, name: str, values: Sequence[float], blocks: Sequence[int], unit: str, *, reason: str
     ) -> None:
-        """Add a mean with its block interval, or unknown with the reason if there are no values."""
+        """Add a mean of values >= 0 with its block interval, or unknown with the reason if there are none."""
         if not values:
             self.unknown(name, reason)
             return
         interval = mean_interval(values, blocks=blocks)
+        if interval is not None and interval.low < 0.0 <= min(values):
+            interval = Interval(0.0, interval.high, interval.level)
         self.add(
             name, math.fsum(values) / len(values), unit, samples=len(values), interval=interval
         )

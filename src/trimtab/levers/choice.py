@@ -17,7 +17,8 @@ def in_order(assessments: Sequence[Assessment]) -> tuple[Assessment, ...]:
 def why_not(assessment: Assessment, budgets: Budgets) -> str:
     """Return why a lever is out of the choice, or an empty text if it is in."""
     if not assessment.premise_holds:
-        return f"its premise does not hold: {assessment.because}"
+        said = assessment.because if assessment.available else assessment.premise
+        return f"its premise does not hold: {said}"
     if not assessment.available:
         return assessment.because
     if assessment.gain_share is None:

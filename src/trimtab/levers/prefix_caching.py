@@ -85,16 +85,18 @@ class PrefixAffineRouting:
         status = status_of(self.name, situation)
         alone = "one replica holds everything there is" if situation.replicas < 2 else ""
         known = part is not None and best is not None
+        premise = _premise(situation, part, evicted)
+        reason = ceiling.because if holds and ceiling is not None else premise
         return Assessment(
             lever=self.name,
             technique=Technique.PREFIX_CACHING,
-            premise=_premise(situation, part, evicted),
+            premise=premise,
             premise_holds=holds,
             gain_share=CAPTURED_PART[1] * best if known and best is not None else None,
             moves=_moves(situation),
             narrowness=_NARROWNESS,
             available=not (status or alone),
-            because=status or alone or (ceiling.because if ceiling else "no ceiling was computed"),
+            because=status or alone or reason,
         )
 
     def propose(self, situation: Situation, assessment: Assessment, because: str) -> LeverRecord:

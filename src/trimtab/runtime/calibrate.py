@@ -177,7 +177,9 @@ async def calibrate_cost(
             done = min(0.95, (clock.mono_s() - began_s) / max(budget_s, 1e-3))
             on_progress(done, f"decode of {batch} streams")
             prompts = [_prompt(seed, next(numbers), STEP_WORDS) for _ in range(batch)]
-            steps += await _time_steps(prober, base_url, prompts)
+            found, timed = await _time_steps(prober, base_url, prompts)
+            prefills += found
+            steps += timed
         last_s = clock.mono_s() - turn_began_s
     on_progress(1.0, "fitted")
     took_s = clock.mono_s() - began_s
@@ -208,21 +210,30 @@ def _completion(prompt: str, max_tokens: int) -> bytes:
 
 
 async def _time_prefill(prober: Prober, url: str, prompt: str) -> list[PrefillTiming]:
-    report = await prober.ask(url, COMPLETIONS_PATH, _completion(prompt, 1))
+    return _prefill_of(await prober.ask(url, COMPLETIONS_PATH, _completion(prompt, 1)))
+
+
+def _prefill_of(report: EngineReport) -> list[PrefillTiming]:
     if report.prompt_tokens is None or report.cached_tokens is None or report.prefill_ms is None:
         return []
     computed = report.prompt_tokens - report.cached_tokens
     return [PrefillTiming(computed, report.prefill_ms)] if computed > 0 else []
 
 
-async def _time_steps(prober: Prober, url: str, prompts: Sequence[str]) -> list[StepTiming]:
-    # Computed beforehand, so that no stream's prompt stalls the steps of the others.
-    for tokens in (1, STEP_OUTPUT_TOKENS):
-        bodies = [
+async def _time_steps(
+    prober: Prober, url: str, prompts: Sequence[str]
+) -> tuple[list[PrefillTiming], list[StepTiming]]:
+    """Time the steps of one stream per prompt; a prompt that was computed alone is a short prefill as well."""
+
+    def bodies(tokens: int) -> list[bytes]:
+        return [
             prober.pinned(_completion(prompt, tokens), slot, max_tokens=tokens)
             for slot, prompt in enumerate(prompts)
         ]
-        reports = await prober.ask_all(url, COMPLETIONS_PATH, bodies)
+
+    # Computed beforehand, so that no stream's prompt stalls the steps of the others.
+    warmed = await prober.ask_all(url, COMPLETIONS_PATH, bodies(1))
+    reports = await prober.ask_all(url, COMPLETIONS_PATH, bodies(STEP_OUTPUT_TOKENS))
     told = [
         report.decode_ms / (report.output_tokens - 1)
         for report in reports
@@ -230,7 +241,8 @@ async def _time_steps(prober: Prober, url: str, prompts: Sequence[str]) -> list[
         and report.output_tokens is not None
         and report.output_tokens >= STEP_OUTPUT_TOKENS_MIN
     ]
-    return [StepTiming(len(prompts), median(told))] if told else []
+    prefills = _prefill_of(warmed[0]) if len(warmed) == 1 else []
+    return prefills, [StepTiming(len(prompts), median(told))] if told else []
 
 
 class SpeculationProbe(msgspec.Struct, frozen=True, kw_only=True):

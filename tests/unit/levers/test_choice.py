@@ -73,6 +73,14 @@ def test_premise_comes_before_gain() -> None:
     assert "premise does not hold" in because
 
 
+def test_lever_that_cannot_be_moved_is_left_out_with_its_premise() -> None:
+    """What is listed but not moved says which figure its premise lacks, not only that it cannot be moved."""
+    _, because = choose(assessed(situation(BOTH)), 0.05, budgets=NO_BUDGETS)
+    assert (
+        "parallel_layout not chosen: its premise does not hold: the model does not fit" in because
+    )
+
+
 def test_payer_without_headroom_blocks_a_lever() -> None:
     """A lever whose paying budget would bind is not admissible."""
     move = BudgetMove(budget=Budget.COMPUTE, spends=True, delta_share=0.2, because="test")
