@@ -12,6 +12,7 @@ from trimtab.core.config import Config, ConfigError, parse_config
 from trimtab.core.ports import LaunchError
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.interfaces.report import ReportError
+from trimtab.runtime.controller import ControlError
 from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.secret import SecretError
@@ -22,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KNOWN = (
+    ControlError,
     ConfigError,
     LaunchError,
     GatewayError,

@@ -1,6 +1,7 @@
 """`trimtab up`: a fleet and its gateway, until Ctrl-C."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from trimtab.interfaces.common import friendly, read_config, with_options
 from trimtab.interfaces.web.routes import page_routes
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.serve import serve
+
+ADMIN_TOKEN = "TRIMTAB_ADMIN_TOKEN"
+"""Names the environment variable with the token that the page needs off loopback."""
 
 
 @click.command()
@@ -53,7 +57,8 @@ def up(
 ) -> None:
     """Start a fleet and its gateway and leave them running: OpenAI API on /v1, a page on /.
 
-    Ctrl-C drains and stops everything. After a crash the next start verifies the ledger: levers that were adopted
+    Ctrl-C drains and stops everything. Off loopback the page, /metrics and /debug need the token in the
+    environment variable TRIMTAB_ADMIN_TOKEN. After a crash the next start verifies the ledger: levers that were adopted
     stay on, a lever that was still being proven goes back to the baseline.
     """
     config = with_options(
@@ -76,4 +81,11 @@ async def _serve(config: Config, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    await serve(config, SystemClock(), stop, say, routes=page_routes)
+    await serve(
+        config,
+        SystemClock(),
+        stop,
+        say,
+        routes=page_routes,
+        admin_token=os.environ.get(ADMIN_TOKEN),
+    )

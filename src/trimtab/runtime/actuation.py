@@ -12,11 +12,12 @@ import msgspec
 from trimtab.core.cuts import Cut
 from trimtab.core.events import TrafficPlanned
 from trimtab.core.lever import LeverRecord
-from trimtab.core.ports import LedgerSink
+from trimtab.core.ports import LaunchError, LedgerSink
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 
 DRAIN_TIMEOUT_S = 30.0
+RESTART_ATTEMPTS = 3
 
 
 class FleetControl(Protocol):
@@ -149,6 +150,13 @@ class Actuator:
             plan = msgspec.structs.replace(plan, preferences=(*plan.preferences, wanted))
         self.set_plan(plan, cause_id=cause_id)
 
+    def narrow(self, record: LeverRecord, cuts: tuple[Cut, ...], *, cause_id: str | None) -> None:
+        """Leave an adopted revision lever only these cuts; with none left nothing is sent to its replicas."""
+        others = tuple(each for each in self.plan.preferences if each.lever != record.name)
+        mine = Preference(lever=record.name, cuts=cuts, replicas=self.candidate_replicas(record))
+        kept = (*others, mine) if cuts else others
+        self.set_plan(msgspec.structs.replace(self.plan, preferences=kept), cause_id=cause_id)
+
     async def disable(
         self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None
     ) -> None:
@@ -178,11 +186,18 @@ class Actuator:
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None
     ) -> None:
         for replica in replicas:
-            if self._fleet.revision_of(replica).id != revision.id:
-                await self._fleet.restart_into(
-                    replica,
-                    revision,
-                    drain_timeout_s=DRAIN_TIMEOUT_S,
-                    keep_kv=True,
-                    cause_id=cause_id,
-                )
+            for attempt in range(1, RESTART_ATTEMPTS + 1):
+                if self._fleet.revision_of(replica).id == revision.id:
+                    break
+                try:
+                    await self._fleet.restart_into(
+                        replica,
+                        revision,
+                        drain_timeout_s=DRAIN_TIMEOUT_S,
+                        keep_kv=True,
+                        cause_id=cause_id,
+                    )
+                except LaunchError:
+                    # A replica that did not drain in time serves on; under less load it will.
+                    if attempt == RESTART_ATTEMPTS:
+                        raise

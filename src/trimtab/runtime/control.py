@@ -1,6 +1,7 @@
 """Wires the parts that decide and act on a started system: actuator, controller, triggers, equality probe."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 import aiohttp
@@ -13,13 +14,23 @@ from trimtab.rollout.answer import ArmExtras
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.controller import TICK_S, Controller
 from trimtab.runtime.equality import EqualityProbe
-from trimtab.runtime.situation import Looked, Situations, Standing, payers_reason
+from trimtab.runtime.situation import (
+    Looked,
+    ProcessSample,
+    Situations,
+    Standing,
+    payers_reason,
+)
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.trigger_watch import TriggerShell
 
 EQUALITY_EVERY_TICKS = 4
 EQUALITY_PROBES_MAX = 8
-VERIFY_WINDOW_S = 60.0
+WINDOW_S = 60.0
+"""A diagnosis outside a stage is of the last minute."""
+
+SAMPLES_MAX = 120
+RECOVER_EVERY_TICKS = 10
 
 
 class Control:
@@ -48,6 +59,7 @@ class Control:
             records=lambda: system.records,
             load_bound=system.config.routing.load_bound,
             baseline_policy=system.config.routing.policy,
+            distrust=self._forget_index,
             on_moved=lambda event: self._tell(self.on_trigger, event),
         )
         self.controller = Controller(
@@ -63,7 +75,7 @@ class Control:
         self._equality: EqualityProbe | None = None
         self._probing: asyncio.Task[None] | None = None
         self._peak_bytes: dict[str, int] = {}
-        self._window = system.process_sample()
+        self._samples: deque[ProcessSample] = deque(maxlen=SAMPLES_MAX)
         self._task: asyncio.Task[None] | None = None
         system.listen(self.controller.on_record)
 
@@ -75,7 +87,7 @@ class Control:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop ticking, take back what is still being proven, and let go of everything."""
+        """Stop ticking and let go of everything; a lever still being proven stays where the ledger says it is."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -96,7 +108,10 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             ticks += 1
+            self._samples.append(self._system.process_sample())
             self._note_memory()
+            if not self._system.ledger.healthy and ticks % RECOVER_EVERY_TICKS == 0:
+                await self._system.ledger.recover()
             self.triggers.saw(self._system.load.view(self._system.clock.wall_s()))
             await self.controller.tick()
             await self.triggers.tick()
@@ -146,15 +161,14 @@ class Control:
             floor_n=counts.n if counts else 0,
         )
 
-    def begin_window(self) -> None:
-        """Start the window over which the system is diagnosed after an adoption."""
-        self._window = self._system.process_sample()
+    def begin_proof(self) -> None:
+        """Start counting memory and outputs for another lever."""
         self._peak_bytes.clear()
         if self._equality is not None:
             self._equality.reset()
 
     def _verify(self, record: LeverRecord, *, cause_id: str) -> str | None:
-        """Diagnose the whole system over the proof's window; a paying budget that binds fails the lever."""
+        """Diagnose the whole system over the last minute of the proof; a paying budget that binds fails the lever."""
         looked = self.look(f"adopting {record.name}", cause_id=cause_id)
         self.situations.read_budgets(
             "after", record.name, looked.diagnosis, cause_id=looked.event_id
@@ -162,18 +176,24 @@ class Control:
         return payers_reason(record, looked.diagnosis)
 
     def look(self, scope: str, *, cause_id: str | None) -> Looked:
-        """Diagnose the last minute, or the window since `begin_window` if that is shorter."""
+        """Diagnose the last minute, or as much of it as was sampled."""
         now = self._system.process_sample()
-        since_s = max(self._window.at_s, now.at_s - VERIFY_WINDOW_S)
+        recent = [sample for sample in self._samples if sample.at_s >= now.at_s - WINDOW_S]
+        before = recent[0] if recent else now
         return self.situations.look(
             scope,
             self._standing(),
-            self._system.records_since(since_s),
-            views=self._system.views_since(since_s),
-            before=self._window,
+            self._system.records_since(before.at_s),
+            views=self._system.views_since(before.at_s),
+            before=before,
             after=now,
             cause_id=cause_id,
         )
+
+    def _forget_index(self) -> None:
+        """Believe nothing of the prefix index any more; it fills again with what engines deliver."""
+        for replica in self._system.fleet.replica_ids():
+            self._system.router.forget(replica)
 
     def _watch(
         self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause_id: str

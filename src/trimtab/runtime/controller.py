@@ -7,7 +7,7 @@ taking back never does.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ from trimtab.core.events import (
 )
 from trimtab.core.gate import GateResult, Question
 from trimtab.core.lever import LeverRecord, check_record
-from trimtab.core.ports import Clock, LedgerSink
+from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.gates import ArmExtras, kept_cuts
@@ -50,6 +50,10 @@ class Proof(msgspec.Struct, kw_only=True):
     last_event_id: str
     results: tuple[GateResult, ...] = ()
     looks: int = 0
+
+
+class ControlError(RuntimeError):
+    """A lever cannot be started now; the message says why and what to do."""
 
 
 class AfterAdoption(Protocol):
@@ -117,12 +121,12 @@ class Controller:
     async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
 
-        Raises RuntimeError while another lever is being proven or promotions are frozen.
+        Raises `ControlError` while another lever is being proven or promotions are frozen.
         """
         if self.proof is not None:
-            raise RuntimeError(f"{self.proof.record.name} is being proven: one lever at a time")
+            raise ControlError(f"{self.proof.record.name} is being proven: one lever at a time")
         if self.frozen or not self._sink.healthy:
-            raise RuntimeError("promotions are frozen: unfreeze, or make the ledger writable again")
+            raise ControlError("promotions are frozen: unfreeze, or make the ledger writable again")
         replicas = await self._actuator.prepare(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
         self.proof = Proof(
@@ -211,7 +215,21 @@ class Controller:
                 | RolloutState.DISABLED
                 | RolloutState.EXPIRED
             ):
-                await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+                self._record_effects(proof, proof.last_event_id)
+                await self._take_back(proof)
+
+    async def _take_back(self, proof: Proof) -> None:
+        """By routing the lever is off at once; a replica that does not follow is told of, and tried no more."""
+        try:
+            await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+        except LaunchError as error:
+            reason = f"no traffic meets it any more, but a replica did not go back: {error}"
+            self._moved(proof.rollout.state, proof.rollout, None, reason)
+
+    def _record_effects(self, proof: Proof, cause_id: str) -> None:
+        for result in proof.results:
+            if result.required and result.value is not None:
+                self._sink.append(_effect(proof.record, result), cause_id=cause_id)
 
     async def _adopt(self, proof: Proof) -> None:
         kept, refused = kept_cuts(proof.record, proof.results)
@@ -222,16 +240,14 @@ class Controller:
             cause_id=proof.last_event_id,
             durable=True,
         )
-        for result in proof.results:
-            if result.required and result.value is not None:
-                self._sink.append(_effect(proof.record, result), cause_id=cause)
+        self._record_effects(proof, cause)
         failed = self._after_adoption(proof.record, cause_id=cause)
         if failed is not None:
             proof.rollout = msgspec.structs.replace(
                 proof.rollout, state=RolloutState.ROLLED_BACK, reason=failed
             )
             self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
-            await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+            await self._take_back(proof)
             return
         self._actuator.adopt(proof.record, policy=proof.policy, cuts=kept, cause_id=cause)
         self._on_adopted(proof.record, proof.policy, kept, cause)
@@ -254,7 +270,8 @@ class Controller:
             before, state=RolloutState.ROLLED_BACK, reason=reason
         )
         self._moved(before.state, proof.rollout, None, reason)
-        await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
+        self._record_effects(proof, proof.last_event_id)
+        await self._take_back(proof)
 
     def _moved(
         self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str
@@ -299,8 +316,3 @@ def _effect(record: LeverRecord, result: GateResult) -> Effect:
         n_units=result.n_units,
         predicted_ratio=predicted if result.question is Question.GAIN else None,
     )
-
-
-def gains(results: Sequence[GateResult]) -> list[GateResult]:
-    """Return the results of the gates that asked for a gain."""
-    return [result for result in results if result.question is Question.GAIN]

@@ -111,7 +111,7 @@ class LeverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger that moved. The held shares are delivered over held prompt tokens around the switch."""
+    """A trigger that moved. The held shares are cached over all prompt tokens around the switch."""
 
     lever: str
     trigger: str

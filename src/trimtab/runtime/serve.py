@@ -1,26 +1,34 @@
 """Serves until told to stop: starts from what the ledger says, watches adopted levers, diagnoses in advise mode."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aiohttp import web
 
 from trimtab.core.config import Config
+from trimtab.core.cost import CostModel
 from trimtab.core.cuts import Cut
-from trimtab.core.lever import RampPlan
-from trimtab.core.ports import Clock
+from trimtab.core.lever import Assessment, Lever, LeverRecordError, RampPlan, Situation
+from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.state import State
+from trimtab.core.types import Mode
 from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.control import Control
+from trimtab.runtime.controller import ControlError
 from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.runtime.measure import measure_cost
 from trimtab.runtime.resume import Resumed, resume
 from trimtab.runtime.situation import Standing
-from trimtab.runtime.supervisor import START_COST, System
+from trimtab.runtime.supervisor import System
 
 DIAGNOSE_EVERY_S = 60.0
 DIAGNOSE_REQUESTS_MIN = 20
 
+CALIBRATE_S = 6.0
+
+Say = Callable[[str], None]
 Routes = Callable[[System], Iterable[web.AbstractRouteDef]]
 
 
@@ -28,12 +36,13 @@ async def serve(
     config: Config,
     clock: Clock,
     stop: asyncio.Event,
-    say: Callable[[str], None],
+    say: Say,
     *,
     routes: Routes = lambda _: (),
+    admin_token: str | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain; raises what could not be had at the start."""
-    system = System(config, clock, command="up", extra_routes=routes)
+    system = System(config, clock, command="up", extra_routes=routes, admin_token=admin_token)
     reason = "interrupted"
     try:
         found = _resumed(system)
@@ -41,14 +50,18 @@ async def serve(
             system.ledger.append(move, cause_id=None, durable=True)
             say(f"{move.lever}: {move.reason}")
         await system.start(revisions=found.revisions, plan=found.plan)
+        say("measuring the costs of a prefill and of a decode step on an idle replica")
+        cost = await measure_cost(system, CALIBRATE_S)
         for line in _banner(system, found):
             say(line)
-        control = Control(system, lambda: standing_of(system))
+        advisors: list[Advisor] = []
+        control = Control(system, lambda: advisors[0].standing())
+        advisors.append(Advisor(system, control, cost, say))
         _watch_adopted(control, found)
         await control.start()
-        advising = asyncio.create_task(_advise(system, control, say))
+        advising = asyncio.create_task(advisors[0].run())
         try:
-            await stop.wait()
+            await _until(stop, advising, control)
             reason = "asked to stop"
         finally:
             advising.cancel()
@@ -60,18 +73,28 @@ async def serve(
         say("stopped")
 
 
-def standing_of(system: System) -> Standing:
+def standing_of(system: System, cost: CostModel) -> Standing:
     """What a running fleet is diagnosed with; a real peak cycle is a day."""
     return Standing(
         fleet=system.fleet_facts(),
         revision=system.baseline,
-        cost=START_COST,
+        cost=cost,
         speculation=None,
         ramp=RampPlan(),
         mode=system.config.levers.mode,
         owner=system.config.levers.owner,
         target_gain=system.config.levers.target_gain,
     )
+
+
+async def _until(stop: asyncio.Event, advising: "asyncio.Task[None]", control: Control) -> None:
+    """Wait for the stop; an error of the loops that decide ends the run instead of going unseen."""
+    while not stop.is_set():
+        control.check()
+        if advising.done():
+            advising.result()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 1.0)
 
 
 def _resumed(system: System) -> Resumed:
@@ -105,23 +128,60 @@ def _banner(system: System, found: Resumed) -> list[str]:
     return [*lines, "Ctrl-C drains and stops"]
 
 
-async def _advise(system: System, control: Control, say: Callable[[str], None]) -> None:
-    """Diagnose every minute in which there was enough traffic, and say which lever would be moved."""
-    control.begin_window()
-    said = ""
-    while True:
-        await asyncio.sleep(DIAGNOSE_EVERY_S)
-        recent = system.records_since(system.clock.wall_s() - DIAGNOSE_EVERY_S)
-        if len(recent) < DIAGNOSE_REQUESTS_MIN:
-            control.begin_window()
-            continue
-        looked = control.look("serving", cause_id=system.started_event)
+class Advisor:
+    """Diagnoses every minute in which there was enough traffic; what follows depends on the mode.
+
+    observe: the diagnosis is recorded. advise: it also says which lever would be moved. act: it starts to prove that
+    lever, if none is being proven; a lever that needs measurements of its own first (speculation) is left to `tune`.
+    """
+
+    def __init__(self, system: System, control: Control, cost: CostModel, say: Say) -> None:
+        self._system = system
+        self._control = control
+        self._cost = cost
+        self._say = say
+        self._said = ""
+
+    def standing(self) -> Standing:
+        """What the fleet is diagnosed with."""
+        return standing_of(self._system, self._cost)
+
+    async def run(self) -> None:
+        """Look once a minute until cancelled."""
+        while True:
+            await asyncio.sleep(DIAGNOSE_EVERY_S)
+            recent = self._system.records_since(self._system.clock.wall_s() - DIAGNOSE_EVERY_S)
+            if len(recent) >= DIAGNOSE_REQUESTS_MIN:
+                await self._look()
+
+    async def _look(self) -> None:
+        control, mode = self._control, self._system.config.levers.mode
+        looked = control.look("serving", cause_id=self._system.started_event)
+        if mode is Mode.OBSERVE:
+            return
         situation = control.situations.situation(
-            looked, standing_of(system), adopted=tuple(control.triggers.adopted), refused=()
+            looked, self.standing(), adopted=tuple(control.triggers.adopted), refused=()
         )
-        _, because, _ = control.situations.choose(situation, catalog(), cause_id=looked.event_id)
+        levers = catalog()
+        chosen, because, event_id = control.situations.choose(
+            situation, levers, cause_id=looked.event_id
+        )
         words = because.split(". ")[0]
-        if words != said:
-            said = words
-            say(f"advice      {words}")
-        control.begin_window()
+        if words != self._said:
+            self._said = words
+            self._say(f"advice      {words}")
+        if mode is Mode.ACT and chosen is not None and control.controller.has_ended:
+            control.controller.finish()
+            await self._act(levers[chosen.lever], situation, chosen, because, event_id)
+
+    async def _act(
+        self, lever: Lever, situation: Situation, chosen: Assessment, because: str, event_id: str
+    ) -> None:
+        try:
+            record = lever.propose(situation, chosen, because)
+            proposed = self._control.controller.propose(record, cause_id=event_id)
+            self._control.begin_proof()
+            policy = routing_policy_of(record.name)
+            await self._control.controller.start(record, policy, cause_id=proposed)
+        except (LeverRecordError, ControlError, LaunchError) as error:
+            self._say(f"{lever.name} was not started: {error}")

@@ -19,18 +19,24 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.types import Mode
 from trimtab.diagnosis.diagnose import diagnose
-from trimtab.diagnosis.from_probes import readings_from_processes, readings_from_views
+from trimtab.diagnosis.from_probes import (
+    fleet_readings,
+    readings_from_probes,
+    readings_from_processes,
+    readings_from_views,
+)
 from trimtab.diagnosis.from_records import readings_from_records
 from trimtab.diagnosis.names import FleetFacts, merged
 from trimtab.levers.choice import choose
 
 
 class ProcessSample(msgspec.Struct, frozen=True):
-    """CPU seconds and resident bytes of every replica at one moment of the wall clock."""
+    """Every replica at one moment of the wall clock: CPU seconds, resident bytes, what its engine said last."""
 
     at_s: float
     cpu_s: Mapping[str, float | None]
     memory_bytes: Mapping[str, int | None]
+    engine: Mapping[str, Readings]
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +81,14 @@ class Situations:
         """Diagnose the window between two process samples; `records` and `views` are those of the window."""
         window = Window(before.at_s, after.at_s)
         prefix = f"{scope.replace(' ', '-')}-{after.at_s:.0f}"
+        engines = [
+            readings_from_probes(
+                before.engine.get(replica, Readings()), now, id_prefix=f"{prefix}-{replica}"
+            )
+            for replica, now in after.engine.items()
+        ]
         readings = merged(
+            fleet_readings(engines, id_prefix=prefix),
             readings_from_records(records, window=window, id_prefix=prefix, fleet=standing.fleet),
             readings_from_views(views, window=window, id_prefix=prefix),
             readings_from_processes(

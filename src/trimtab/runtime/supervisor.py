@@ -6,10 +6,9 @@ ledger closes last so that it holds how everything ended.
 """
 
 import asyncio
-import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -245,12 +244,13 @@ class System:
         return view.url if view is not None and view.state is ReplicaState.READY else None
 
     def process_sample(self) -> ProcessSample:
-        """CPU seconds and resident bytes of every replica now."""
+        """CPU seconds, resident bytes and latest engine readings of every replica now."""
         replicas = self.fleet.replica_ids()
         return ProcessSample(
             self.clock.wall_s(),
             {replica: self.launcher.cpu_s(replica) for replica in replicas},
             {replica: self.launcher.memory_bytes(replica) for replica in replicas},
+            {replica: self.probes.readings(replica) for replica in replicas},
         )
 
     def fleet_facts(self) -> FleetFacts:
@@ -323,26 +323,6 @@ class System:
 
     async def _sample_views(self) -> None:
         while True:
+            # A slot that holds a finished prompt is cache, not load, so the engine's KV share stays out of views.
             self._views.append(self.load.view(self.clock.wall_s()))
             await asyncio.sleep(VIEW_EVERY_S)
-
-
-async def run_until(stop: asyncio.Event, *work: asyncio.Task[None]) -> None:
-    """Wait until `stop` is set or a piece of work ends, then cancel the work; its own error is raised."""
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({stopped, *work}, return_when=asyncio.FIRST_COMPLETED)
-        for task in work:
-            if task.done() and not task.cancelled():
-                task.result()
-    finally:
-        stopped.cancel()
-        for task in work:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*work, return_exceptions=True)
-
-
-def windowed(records: Sequence[RequestRecord], start_s: float, end_s: float) -> list[RequestRecord]:
-    """Return the records that arrived in a window of the wall clock."""
-    return [record for record in records if start_s <= record.arrived_at_s < end_s]

@@ -7,6 +7,7 @@ next tick is not late. While a lever is on its way out or back its triggers rest
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -14,10 +15,10 @@ from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
 from trimtab.core.events import RolloutMoved, TriggerMoved
 from trimtab.core.evidence import Window
-from trimtab.core.lever import LeverRecord, TriggerSpec
+from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
-from trimtab.core.types import Arm, ReplicaState, RolloutState, Verdict
+from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.rollout.signals import Watched, signals, tpot_by_batch
 from trimtab.rollout.triggers import Action, TriggerWatch, watch
 from trimtab.runtime.actuation import Actuator
@@ -37,8 +38,19 @@ class Adopted(msgspec.Struct, kw_only=True):
     cause_id: str
     watches: list[TriggerWatch]
     baseline_tpot_ms: dict[str, float]
-    is_off: bool = False
+    off_by: set[str] = set()
     is_moving: bool = False
+    cuts_off: frozenset[Cut] = frozenset()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether any trigger holds the lever off; it comes back when the last of them lets go."""
+        return bool(self.off_by)
+
+    @property
+    def cuts_on(self) -> tuple[Cut, ...]:
+        """The cuts that no trigger took out."""
+        return tuple(cut for cut in self.cuts if cut not in self.cuts_off)
 
 
 class TriggerShell:
@@ -53,6 +65,7 @@ class TriggerShell:
         records: Callable[[], Sequence[RequestRecord]],
         load_bound: float,
         baseline_policy: str,
+        distrust: Callable[[], None],
         on_moved: Callable[[TriggerMoved], None] = lambda _: None,
     ) -> None:
         self._actuator = actuator
@@ -61,6 +74,7 @@ class TriggerShell:
         self._records = records
         self._load_bound = load_bound
         self._baseline_policy = baseline_policy
+        self._distrust = distrust
         self._on_moved = on_moved
         self._views: deque[FleetView] = deque(maxlen=VIEWS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,9 +109,8 @@ class TriggerShell:
             for index, state in enumerate(lever.watches):
                 after, action = self._feed(lever, state, now_wall_s, now_s)
                 lever.watches[index] = after
-                if action is not None and action.fired != lever.is_off:
-                    self._move(lever, state.spec, action)
-                    break
+                if action is not None:
+                    self._answer(lever, state.spec, action)
 
     async def settle(self) -> None:
         """Wait until every move in progress has ended."""
@@ -124,11 +137,11 @@ class TriggerShell:
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
         return watch(state, signal.value, signal.samples, now_s)
 
-    def _move(self, lever: Adopted, spec: TriggerSpec, action: Action) -> None:
+    def _answer(self, lever: Adopted, spec: TriggerSpec, action: Action) -> None:
+        """Record what a trigger asks for and do it, unless another one holds the lever off anyway."""
+        was_off = lever.is_off
         what = (
-            f"{spec.action.value}: {action.reason}"
-            if action.fired
-            else f"enabled again: {action.reason}"
+            f"{spec.action.value}: {action.reason}" if action.fired else f"let go: {action.reason}"
         )
         event = TriggerMoved(
             lever=lever.record.name,
@@ -139,20 +152,49 @@ class TriggerShell:
             action=what,
         )
         cause = self._sink.append(event, cause_id=lever.cause_id, durable=True)
-        after = RolloutState.DISABLED if action.fired else RolloutState.ADOPTED
-        before = RolloutState.ADOPTED if action.fired else RolloutState.DISABLED
+        self._on_moved(event)
+        match spec.action:
+            case TriggerAction.DISTRUST_INDEX:
+                if action.fired:
+                    self._distrust()
+                return
+            case TriggerAction.DISABLE_CUT:
+                self._narrow(lever, spec, action, cause)
+                return
+            case TriggerAction.DISABLE:
+                pass
+            case _:
+                assert_never(spec.action)
+        if action.fired:
+            lever.off_by.add(spec.name)
+        else:
+            lever.off_by.discard(spec.name)
+        if lever.is_off != was_off:
+            self._move(lever, what, cause)
+
+    def _narrow(self, lever: Adopted, spec: TriggerSpec, action: Action, cause: str) -> None:
+        """Take one cut out of an adopted lever, or put it back; by routing alone."""
+        if spec.cut is None or spec.cut not in lever.cuts:
+            return
+        lever.cuts_off = (
+            lever.cuts_off | {spec.cut} if action.fired else lever.cuts_off - {spec.cut}
+        )
+        if not lever.is_off:
+            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+
+    def _move(self, lever: Adopted, what: str, cause: str) -> None:
+        off = lever.is_off
         moved = RolloutMoved(
             lever=lever.record.name,
-            before=before,
-            after=after,
-            share=0.0 if action.fired else 1.0,
-            verdict=Verdict.FAIL if action.fired else Verdict.PASS,
+            before=RolloutState.ADOPTED if off else RolloutState.DISABLED,
+            after=RolloutState.DISABLED if off else RolloutState.ADOPTED,
+            share=0.0 if off else 1.0,
+            verdict=Verdict.FAIL if off else Verdict.PASS,
             reason=what,
         )
         cause = self._sink.append(moved, cause_id=cause, durable=True)
-        lever.is_off, lever.is_moving = action.fired, True
-        self._on_moved(event)
-        task = asyncio.create_task(self._carry_out(lever, action.fired, cause))
+        lever.is_moving = True
+        task = asyncio.create_task(self._carry_out(lever, off, cause))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -177,10 +219,5 @@ class TriggerShell:
             self._sink.append(stuck, cause_id=cause, durable=True)
         finally:
             lever.is_moving = False
+            # What was counted while the replicas moved was not the lever's doing.
             lever.watches = [msgspec.structs.replace(each, streak=0) for each in lever.watches]
-
-
-def is_ready(view: FleetView, replica: str) -> bool:
-    """Whether a replica takes requests."""
-    found = view.replica(replica)
-    return found is not None and found.state is ReplicaState.READY

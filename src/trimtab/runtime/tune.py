@@ -23,11 +23,12 @@ from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.calibrate import (
     Replica,
     SpeculationProbe,
-    calibrate_cost,
     calibrate_speculation,
 )
 from trimtab.runtime.control import Control
+from trimtab.runtime.controller import ControlError
 from trimtab.runtime.load import LoadProgress
+from trimtab.runtime.measure import measure_cost
 from trimtab.runtime.situation import Looked, Standing
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.supervisor import System
@@ -105,20 +106,7 @@ class Tune:
         self._view.stage(
             "calibrate", "costs of a prefill and of a decode step on an idle replica", CALIBRATE_S
         )
-        async with aiohttp.ClientSession() as session:
-            self._cost = await calibrate_cost(
-                self._url(system.fleet.replica_ids()[0]),
-                system.engine,
-                session=session,
-                clock=system.clock,
-                budget_s=CALIBRATE_S,
-                on_progress=self._view.progress,
-            )
-        system.router.forget(system.fleet.replica_ids()[0])
-        system.use_cost(self._cost)
-        system.ledger.append(
-            Calibrated(revision=system.baseline.id, cost=self._cost), cause_id=system.started_event
-        )
+        self._cost = await measure_cost(system, CALIBRATE_S, self._view.progress)
         self._view.say(
             f"prefill {self._cost.prefill_ms_per_token:.1f} ms per token (n={self._cost.prefill_samples}); "
             f"decode step {self._cost.step_ms(1):.0f} ms alone, {self._cost.step_ms(4):.0f} ms with 4 streams "
@@ -150,9 +138,7 @@ class Tune:
             name, arrivals, load_words=words, expected_s=count / rates.round_robin_capacity
         )
 
-    def _look(
-        self, scope: str, outcome: StageOutcome, when: str, lever: str | None = None
-    ) -> Looked:
+    def _look(self, scope: str, outcome: StageOutcome, when: str | None) -> Looked:
         situations = self._control.situations
         looked = situations.look(
             scope,
@@ -163,7 +149,8 @@ class Tune:
             after=outcome.after,
             cause_id=outcome.event_id,
         )
-        situations.read_budgets(when, lever, looked.diagnosis, cause_id=looked.event_id)
+        if when is not None:
+            situations.read_budgets(when, None, looked.diagnosis, cause_id=looked.event_id)
         found = looked.diagnosis
         if found.dominant_phase is None or found.dominant_resource is None:
             self._view.say(f"diagnosis ({scope}): nothing dominates")
@@ -257,7 +244,15 @@ class Tune:
         control.situations.predict_budgets(record, looked.diagnosis, cause_id=proposed)
         stop = asyncio.Event()
         arrivals = await self._rollout_arrivals(record, rates)
-        await control.controller.start(record, routing_policy_of(record.name), cause_id=proposed)
+        control.begin_proof()
+        try:
+            await control.controller.start(
+                record, routing_policy_of(record.name), cause_id=proposed
+            )
+        except (ControlError, LaunchError) as error:
+            self._view.say(f"{record.name} could not be started: {error}")
+            self._refused.append(record.name)
+            return looked
         watcher = asyncio.create_task(self._until_ended(stop))
         began_s = system.clock.mono_s()
         words = f"proving {record.name} under {len(arrivals.requests)} arrivals at most"
@@ -276,7 +271,7 @@ class Tune:
         proof = control.controller.finish()
         adopted = proof is not None and proof.rollout.state is RolloutState.ADOPTED
         (self._adopted if adopted else self._refused).append(record.name)
-        return self._look(f"after {record.name}", outcome, "after", record.name)
+        return self._look(f"after {record.name}", outcome, None)
 
     async def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
         """Arrivals with the compressed peak; a lever that takes a replica is proven at what one replica carries."""
@@ -299,6 +294,7 @@ class Tune:
                 stop.set()
             elif self._system.clock.mono_s() >= deadline_s:
                 await controller.give_up("time is up: not enough evidence for a pass")
+            self._control.check()
             await asyncio.sleep(0.5)
 
     def _rollout_progress(self, seen: LoadProgress, began_s: float) -> tuple[float, str]:

@@ -17,9 +17,6 @@ from trimtab.workloads.base import PeakShape, Workload, WorkloadError
 from trimtab.workloads.chat import ChatParams, MixedParams, chat, mixed
 from trimtab.workloads.coding import CodingParams, coding
 
-SATURATION = 1.5
-"""Arrivals of the baseline run over what round robin is estimated to serve."""
-
 EVEN = PeakShape(period_s=3600.0, low=1.0, high=1.0)
 OUTPUT_TOKENS_MEAN = 30.0
 TURN_TOKENS = 60.0

@@ -166,7 +166,8 @@ def _outcome(
 ) -> tuple[str, str]:
     moves = [event for event in mine if isinstance(event, RolloutMoved)]
     adopted = next((event for event in moves if event.after is RolloutState.ADOPTED), None)
-    if adopted is not None:
+    # A trigger may have it off at the end; what was rolled back after all was not adopted.
+    if adopted is not None and moves[-1].after in (RolloutState.ADOPTED, RolloutState.DISABLED):
         return ("adopted for cuts" if kept and kept.refused else "adopted"), adopted.reason
     if moves:
         return moves[-1].after.value.replace("_", " "), moves[-1].reason
