@@ -174,6 +174,20 @@ async def test_prefix_survives_a_restart_into_speculation(real: Real, revision: 
     assert names_in(slot_folder(real)) == [".owner"]
 
 
+async def test_unused_prefix_survives_two_restarts(real: Real, revision: Revision) -> None:
+    """Slots that nobody used since they were restored are saved again, though the engine does not list them."""
+    await real.fleet.start({"r0": revision})
+    await real.chat("r0", "Say hello to the llama.")
+    for chunk in (256, 128):
+        next_revision = revision.replace(chunk_tokens=chunk)
+        await real.fleet.restart_into("r0", next_revision, drain_timeout_s=5)
+    tokens = [event.tokens for event in real.events if isinstance(event, KVMoved)]
+    assert tokens[0] > 0
+    assert tokens == [tokens[0]] * 4
+    usage = (await real.chat("r0", "Say hello to the llama."))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+
+
 async def test_saved_slots_are_private(real: Real, revision: Revision) -> None:
     """Files of mode 0600 in a folder of mode 0700 in memory, one per slot that holds something."""
     await real.fleet.start({"r0": revision})

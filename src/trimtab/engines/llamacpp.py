@@ -20,7 +20,8 @@ means a restart:
 | accepted_tokens_total | spec_decode_num_accepted_tokens_total | tokens |
 
 The engine has no gauge of its KV cache; `read_slots` makes one from /slots: `kv_tokens_held`, `kv_tokens_capacity`,
-`kv_used_share`, `slots_busy`, `slots_busy_share`.
+`kv_used_share`, `slots_busy`, `slots_busy_share`. A slot that was restored from a file counts as empty there until its
+first request.
 
 Per request the engine tells drafted and accepted tokens, not the number of drafts; it leaves both out when it drafted
 nothing, so None means "none were drafted" only to a caller who knows that the revision speculates. `decode_ms` begins
@@ -85,7 +86,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One slot as /slots shows it."""
+    """One slot as /slots shows it, which leaves `n_prompt_tokens` out before a slot's first request."""
 
     id: int
     n_ctx: int

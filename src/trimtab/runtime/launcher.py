@@ -249,22 +249,28 @@ class LlamaCppLauncher:
             raise LaunchError(f"replica {replica}: {error}") from error
 
     async def save_kv(self, replica: str) -> SavedKV:
-        """See `Launcher`. Busy slots are left out, after a short wait for cancelled requests to end."""
+        """See `Launcher`. Busy slots are left out, after a short wait for cancelled requests to end.
+
+        What does not fit into memory is left out too: compare the tokens. Files are in order of their tokens.
+        """
         began_s = self._clock.mono_s()
-        slots = [slot for slot in await self._settled_slots(replica) if slot.n_prompt_tokens > 0]
         self._saves += 1
-        files: list[tuple[int, str]] = []
-        tokens = size = 0
-        # The fullest first: where the room in memory ends, the least is lost.
+        found: list[tuple[SlotSaved, int, str]] = []
+        # The fullest first: where the room in memory ends, the least is lost. All are tried, because the engine does
+        # not say what a slot holds that was restored and not used since.
+        slots = await self._settled_slots(replica)
         for slot in sorted(slots, key=lambda slot: -slot.n_prompt_tokens):
             name = f"{replica}-{self._saves}-{slot.id}.kv"
             saved = await self._save_slot(replica, slot.id, name)
             if saved is not None:
-                files.append((slot.id, name))
-                tokens, size = tokens + saved.n_saved, size + saved.n_written
-        took_ms = (self._clock.mono_s() - began_s) * 1000.0
+                found.append((saved, slot.id, name))
+        found.sort(key=lambda item: -item[0].n_saved)
         return SavedKV(
-            replica=replica, files=tuple(files), tokens=tokens, bytes=size, took_ms=took_ms
+            replica=replica,
+            files=tuple((slot, name) for _, slot, name in found),
+            tokens=sum(saved.n_saved for saved, _, _ in found),
+            bytes=sum(saved.n_written for saved, _, _ in found),
+            took_ms=(self._clock.mono_s() - began_s) * 1000.0,
         )
 
     async def _settled_slots(self, replica: str) -> list[Slot]:
@@ -276,7 +282,7 @@ class LlamaCppLauncher:
         return [slot for slot in slots if not slot.is_processing]
 
     async def _save_slot(self, replica: str, slot: int, name: str) -> SlotSaved | None:
-        """Save one slot; None, and no file, where it did not fit into memory."""
+        """Save one slot; None, and no file, where it is empty or did not fit into memory."""
         path = self._slot_files.folder / name
         try:
             body = await self._admin("POST", replica, f"/slots/{slot}?action=save", filename=name)
@@ -286,7 +292,7 @@ class LlamaCppLauncher:
             if self.pid(replica) is None:
                 raise
             return None
-        if not path.exists() or path.stat().st_size < saved.n_written:
+        if saved.n_saved == 0 or not path.exists() or path.stat().st_size < saved.n_written:
             path.unlink(missing_ok=True)
             return None
         path.chmod(0o600)
