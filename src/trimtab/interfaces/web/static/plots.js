@@ -79,8 +79,8 @@ export function latencyPlot(title, unit, bins, name, spanWords) {
   const lines = top > 0
     ? [line("p95", p95, top), line("p50", p50, top), s("text", { class: "tick", x: LEFT, y: TOP }, `${number(top)} ${unit}`)]
     : s("text", { class: "tick", x: W / 2, y: H / 2, "text-anchor": "middle" }, "unknown: no requests");
-  return h("figure", {}, h("figcaption", {}, title, " ", h("span", { class: "key" },
-    key("p50"), "p50 ", key("p95"), "p95"), h("span", { class: "n" }, ` n=${n}`)), frame(label, spanWords, lines));
+  return h("figure", {}, h("figcaption", {}, title, h("span", { class: "n" }, ` n=${n}`),
+    h("span", { class: "key" }, key("p50"), "p50 ", key("p95"), "p95")), frame(label, spanWords, lines));
 }
 
 function key(kind) {
