@@ -30,7 +30,7 @@ class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 2048
     chunk_tokens: Annotated[
         int, Meta(ge=32, le=65_536, description="Largest prefill batch, in tokens.")
-    ] = 2048
+    ] = 512
     kv_type: Annotated[
         str, Meta(pattern="^(f16|bf16|q8_0|q4_0)$", description="Precision of the KV cache.")
     ] = "f16"

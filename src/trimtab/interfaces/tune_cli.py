@@ -11,6 +11,7 @@ from trimtab.core.config import Config
 from trimtab.interfaces.common import friendly, read_config, with_options
 from trimtab.interfaces.report import print_summary, write_report
 from trimtab.interfaces.tune_console import TuneConsole
+from trimtab.interfaces.web.routes import page_routes
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.tune_plan import TunePlan
 from trimtab.runtime.tune_run import run_tune
@@ -83,7 +84,9 @@ def tune(
     config = _config(read_config(config_path), replicas, model, report)
     plan = TunePlan(workload=workload, seed=seed, rate_per_s=rate or 0.0, total_s=minutes * 60.0)
     clock, console = SystemClock(), Console()
-    result = asyncio.run(run_tune(config, plan, TuneConsole(console, clock.mono_s), clock))
+    result = asyncio.run(
+        run_tune(config, plan, TuneConsole(console, clock.mono_s), clock, routes=page_routes)
+    )
     paths = write_report(result, report)
     print_summary(result, console)
     for path in paths:

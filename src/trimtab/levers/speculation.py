@@ -84,6 +84,7 @@ class NgramSpeculation:
         phase = situation.diagnosis.phase(Phase.DECODE)
         judged = promises(situation.readings, table)
         cuts = tuple(Cut(Dimension.LABEL, each.label) for each in judged if each.promising)
+        tried = tuple(Cut(Dimension.LABEL, each.label) for each in judged)
         record = LeverRecord(
             name=self.name,
             technique=Technique.SPECULATION,
@@ -119,7 +120,7 @@ class NgramSpeculation:
                 "its slots' KV saved and restored, so that the prefix cache survives"
             ),
             ramp=msgspec.structs.replace(situation.ramp, comparison=Comparison.SIDE_BY_SIDE),
-            cuts=cuts,
+            cuts=tried,
             revision=situation.revision.replace(speculation=table.speculation),
             mode=situation.mode,
             owner=situation.owner,

@@ -102,7 +102,7 @@ def chunk_gap_margin(table: SpeculationTable) -> float:
 def gates_of(
     cuts: tuple[Cut, ...], judged: tuple[LabelPromise, ...], table: SpeculationTable
 ) -> tuple[GateSpec, ...]:
-    """Return the gates: a TPOT gain in every promising cut, vetoes for the rest, latencies at matched batch."""
+    """Return the gates: a TPOT gain in every promising cut, a trial of the rest, latencies at matched batch."""
     required: tuple[Cut | None, ...] = cuts or (None,)
     gains = tuple(
         GateSpec(
@@ -116,19 +116,7 @@ def gates_of(
         )
         for cut in required
     )
-    others = tuple(
-        GateSpec(
-            name=f"tpot-veto-{each.label}",
-            metric=Metric.TPOT_MS,
-            question=Question.VETO,
-            margin=TPOT_HARM_MARGIN,
-            cut=Cut(Dimension.LABEL, each.label),
-            matched_batch=True,
-            required=False,
-        )
-        for each in judged
-        if not each.promising
-    )
+    others = tuple(gate for each in judged if not each.promising for gate in _trial(each.label))
     return (
         *gains,
         *others,
@@ -137,6 +125,31 @@ def gates_of(
         veto(Metric.CHUNK_GAP_MS, chunk_gap_margin(table), matched_batch=True),
         *common_vetoes(matched_batch=True),
     )
+
+
+def _trial(label: str) -> tuple[GateSpec, ...]:
+    """Return the gates of a label that promises nothing: it is tried, and kept only if it gains all the same."""
+    cut = Cut(Dimension.LABEL, label)
+    gain = GateSpec(
+        name=f"tpot-gain-{label}",
+        metric=Metric.TPOT_MS,
+        question=Question.GAIN,
+        margin=TPOT_GAIN_MARGIN,
+        cut=cut,
+        matched_batch=True,
+        during=(RolloutState.PROVING,),
+        required=False,
+    )
+    harm = GateSpec(
+        name=f"tpot-veto-{label}",
+        metric=Metric.TPOT_MS,
+        question=Question.VETO,
+        margin=TPOT_HARM_MARGIN,
+        cut=cut,
+        matched_batch=True,
+        required=False,
+    )
+    return gain, harm
 
 
 def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:

@@ -318,6 +318,11 @@ class LlamaCppLauncher:
             replica=replica, files=tuple(files), tokens=tokens, bytes=size, took_ms=took_ms
         )
 
+    async def erase_kv(self, replica: str) -> None:
+        """Empty every idle slot, so that the next run starts with a cold cache; raises `LaunchError`."""
+        for slot in await self._settled_slots(replica):
+            await self._admin("POST", replica, f"/slots/{slot.id}?action=erase")
+
     def discard_kv(self, saved: SavedKV) -> None:
         """Remove saved slots that will not be restored."""
         for _, name in saved.files:

@@ -12,7 +12,7 @@ from trimtab.core.cost import CostModel
 from trimtab.core.cuts import Cut
 from trimtab.core.lever import Assessment, Lever, LeverRecordError, RampPlan, Situation
 from trimtab.core.ports import Clock, LaunchError
-from trimtab.core.state import State
+from trimtab.core.state import EMPTY, State
 from trimtab.core.types import Mode
 from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.control import Control
@@ -107,7 +107,7 @@ def _resumed(system: System) -> Resumed:
 
 def _state(path: Path) -> State:
     with SqliteReader(path) as reader:
-        return reader.state()
+        return reader.catch_up(EMPTY)
 
 
 def _watch_adopted(control: Control, found: Resumed) -> None:

@@ -129,6 +129,7 @@ class Tune:
     async def _measure(
         self, name: str, arrivals: Workload, rates: Rates, routed: str
     ) -> StageOutcome:
+        await self._empty_caches()
         count = len(arrivals.requests)
         words = (
             f"{count} requests at {rates.saturating:.2f} per second through {routed} "
@@ -137,6 +138,12 @@ class Tune:
         return await self._stages.run(
             name, arrivals, load_words=words, expected_s=count / rates.round_robin_capacity
         )
+
+    async def _empty_caches(self) -> None:
+        """Both compared runs send the same prompts: neither may find them in the slots already."""
+        for replica in self._system.fleet.replica_ids():
+            await self._system.launcher.erase_kv(replica)
+            self._system.router.forget(replica)
 
     def _look(self, scope: str, outcome: StageOutcome, when: str | None) -> Looked:
         situations = self._control.situations

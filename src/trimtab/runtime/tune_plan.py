@@ -28,7 +28,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     workload: Annotated[str, Meta(pattern="^(coding|chat|mixed)$")] = "coding"
     seed: Annotated[int, Meta(ge=0)] = 1
-    users: Annotated[int, Meta(ge=2, le=1000)] = 8
+    users: Annotated[int, Meta(ge=2, le=1000)] = 6
     repository_tokens: Annotated[int, Meta(ge=40)] = 80
     turns_per_session: Annotated[int, Meta(ge=1)] = 10
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 48
@@ -111,6 +111,8 @@ def make_workload(
         **shared,
         "context_tokens": context_tokens,
         "repository_tokens": plan.repository_tokens,
+        # All stages work in the same repositories, as people do; their sessions differ.
+        "repository_seed": plan.seed,
         "turns_per_session": plan.turns_per_session,
     }
     try:

@@ -1,7 +1,9 @@
 """Runs a tune from start to result: starts the system, ends it whatever happens, reads the result from the ledger."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from aiohttp import web
 
 from trimtab.core.config import Config
 from trimtab.core.events import Envelope, LeverProposed, RunStarted
@@ -16,14 +18,18 @@ from trimtab.runtime.tune_plan import TunePlan
 from trimtab.runtime.tune_result import TuneFacts, build_result
 from trimtab.runtime.tune_view import TuneView
 
+Routes = Callable[[System], Iterable[web.AbstractRouteDef]]
 
-async def run_tune(config: Config, plan: TunePlan, view: TuneView, clock: Clock) -> TuneResult:
+
+async def run_tune(
+    config: Config, plan: TunePlan, view: TuneView, clock: Clock, *, routes: Routes = lambda _: ()
+) -> TuneResult:
     """Run one tune and return its result; every process is gone when it returns or raises.
 
     Raises `LaunchError`, `GatewayError`, `LedgerError`, `CalibrationError` or `WorkloadError` with what is wrong.
     """
     began_s = clock.mono_s()
-    system = System(config, clock, command="tune", seed=plan.seed)
+    system = System(config, clock, command="tune", seed=plan.seed, extra_routes=routes)
     reason = "interrupted"
     try:
         await _run(system, plan, view)
@@ -43,7 +49,7 @@ async def _run(system: System, plan: TunePlan, view: TuneView) -> None:
         "start", f"{system.config.fleet.replicas} replicas of {system.baseline.model.name}", 3.0
     )
     await system.start(settings={f"tune.{name}": value for name, value in _flat(plan).items()})
-    view.say(f"{len(system.fleet.replica_ids())} replicas ready; gateway on {system.url}")
+    view.say(f"{len(system.fleet.replica_ids())} replicas ready; gateway and page on {system.url}")
     holder: list[Tune] = []
     control = Control(system, lambda: holder[0].standing())
     holder.append(Tune(system, control, plan, view))

@@ -67,6 +67,8 @@ class CodingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repository_tokens: Annotated[
         int, Meta(ge=40, le=500_000, description="Size of a repository's context, tokens.")
     ] = 200
+    repository_seed: Annotated[int, Meta(ge=0)] | None = msgspec.field(default=None)
+    """Seed of the repositories alone, so that workloads of other sessions share them; None draws them too."""
     block_tokens_max: Annotated[
         int, Meta(ge=16, le=200, description="Largest function that a session reworks, tokens.")
     ] = 36
@@ -131,7 +133,9 @@ def coding(params: CodingParams, sources: Mapping[str, str], rng: random.Random)
         if params.duration_s is not None
         else first_arrivals(params.rate_per_s, params.requests or 1, params.peak, rng)
     )
-    desk = _Desk(params, _make_repositories(params, sources, rng), rng)
+    seed = params.repository_seed
+    shared = rng if seed is None else random.Random(seed)
+    desk = _Desk(params, _make_repositories(params, sources, shared), rng)
     requests = tuple(desk.next_request(index, at_s) for index, at_s in enumerate(times))
     return Workload(
         name="coding",
