@@ -30,6 +30,13 @@ class Seen:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def json_or_none(self, field_name: str) -> Any:
+        """Return a field of the body, None if the body is no JSON object."""
+        try:
+            return json.loads(self.body).get(field_name)
+        except ValueError:
+            return None
+
 
 class DiesError(Exception):
     """Raised by a script: the connection is reset here."""
@@ -117,7 +124,8 @@ class FakeEngine:
                 self.aborted_at_s.append(asyncio.get_running_loop().time())
                 return False
             self.served += 1
-            return True
+            # As llama.cpp's server does: it says keep-alive, and closes after every stream all the same.
+            return not seen.json_or_none("stream") and seen.headers.get("connection") != "close"
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)

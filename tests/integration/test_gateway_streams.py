@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 
+import msgspec
 import pytest
 from fake_engine import FakeEngine, Seen, chunk, sse, stream_of
 from harness import CHAT, SECRET, Harness, as_body, chat, until
@@ -268,12 +269,25 @@ async def test_sixty_four_streams_at_once_keep_apart() -> None:
     ] == [(0, 0, 0, 0), (0, 0, 0, 0)]
 
 
+async def test_connection_that_carried_a_stream_is_not_used_again() -> None:
+    """The engine closes it without saying so: a turn sent right after the last one stays with its replica."""
+    engines = (FakeEngine(), FakeEngine())
+    text = "A trim tab is a small surface. " * 40
+    async with Harness(*engines) as fleet:
+        fleet.router.plan = msgspec.structs.replace(fleet.router.plan, policy="prefix_affine")
+        for _ in range(20):
+            reply = await fleet.post(chat(text))
+            assert reply.status == 200
+    assert sorted(len(engine.requests) for engine in engines) == [0, 20]
+    assert sum(engine.connections for engine in engines) == 20
+
+
 async def test_connections_to_a_replica_are_used_again() -> None:
-    """Requests in a row share one connection, streams or not."""
+    """Answers in one piece share one connection."""
     engine = FakeEngine()
     async with Harness(engine) as fleet:
-        for number in range(6):
-            reply = await fleet.post({"stream": number % 2 == 0})
+        for _ in range(6):
+            reply = await fleet.post({"stream": False})
             assert reply.status == 200
     assert (engine.connections, len(engine.requests)) == (1, 6)
 
@@ -285,9 +299,9 @@ async def test_pooled_connection_is_dropped_before_the_engine_drops_it(
     monkeypatch.setattr("trimtab.runtime.upstream.POOL_KEEPALIVE_S", 0.1)
     engine = FakeEngine()
     async with Harness(engine) as fleet:
-        await fleet.post()
+        await fleet.post({"stream": False})
         await until(lambda: engine.open_connections == 0)
-        reply = await fleet.post()
+        reply = await fleet.post({"stream": False})
     assert (reply.status, engine.connections) == (200, 2)
 
 

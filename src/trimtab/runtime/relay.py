@@ -97,8 +97,9 @@ class Relay:
             return error_response(NO_REPLICA, {REQUEST_ID_HEADER: seen.request_id})
         headers = request_headers(request.headers.items(), request.headers.get("Connection", ""))
         seen.captured = self._router.dispatched(routed)
-        url = routed.replica.url
-        async with self._upstream.send(url, request.rel_url.raw_path_qs, body, headers) as answer:
+        url, path = routed.replica.url, request.rel_url.raw_path_qs
+        stream = routed.query.facts.stream
+        async with self._upstream.send(url, path, body, headers, stream=stream) as answer:
             if answer.status < 400 and answer.is_event_stream:
                 return await self._stream(request, answer, seen)
             return await self._whole(answer, seen)

@@ -2,6 +2,9 @@
 
 Leaving `Upstream.send` before a body was read to its end closes the connection, and closing it is what makes an
 engine stop: there is no other way to cancel a request.
+
+A connection that carries a stream is used once. llama.cpp's server says keep-alive and closes after every stream all
+the same; a request that met the closing connection would be sent to another replica, away from its cached prefix.
 """
 
 import asyncio
@@ -94,12 +97,18 @@ class Upstream:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._session: aiohttp.ClientSession | None = None
+        self._pooled: aiohttp.ClientSession | None = None
+        self._single: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Open the pool."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_KEEPALIVE_S)
-        self._session = aiohttp.ClientSession(
+        self._pooled = self._session(
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_KEEPALIVE_S)
+        )
+        self._single = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._config.connect_timeout_s, sock_read=None
@@ -111,21 +120,24 @@ class Upstream:
         )
 
     async def close(self) -> None:
-        """Close the pool and every connection in it."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close every connection."""
+        for session in (self._pooled, self._single):
+            if session is not None:
+                await session.close()
+        self._pooled = self._single = None
 
     @asynccontextmanager
     async def send(
-        self, base_url: str, path: str, body: bytes, headers: Mapping[str, str]
+        self, base_url: str, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
     ) -> AsyncIterator[UpstreamResponse]:
-        """Send a request and yield its answer once the head is there.
+        """Send a request and yield its answer once the head is there. `stream`: it asks for a stream.
 
         Raises `UpstreamConnectError` where not a byte of an answer came, `UpstreamTimeoutError` where that took
         too long.
         """
-        response = await self._head(f"{base_url.rstrip('/')}{path}", body, headers)
+        session = self._single if stream else self._pooled
+        assert session is not None, "start() comes first"
+        response = await self._head(session, f"{base_url.rstrip('/')}{path}", body, headers)
         try:
             yield UpstreamResponse(response, self._config, base_url)
         finally:
@@ -135,13 +147,12 @@ class Upstream:
             response.release()
 
     async def _head(
-        self, url: str, body: bytes, headers: Mapping[str, str]
+        self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        assert self._session is not None, "start() comes first"
         wait_s = self._config.first_byte_timeout_s
         try:
             async with asyncio.timeout(wait_s):
-                return await self._session.post(
+                return await session.post(
                     URL(url, encoded=True), data=body, headers=dict(headers), allow_redirects=False
                 )
         except aiohttp.ConnectionTimeoutError as error:
