@@ -120,6 +120,15 @@ async def test_failures_are_rows_with_an_error(script: object, error: str) -> No
     assert sum(result.summary.errors.values()) == 1
 
 
+async def test_turns_sent_right_after_each_other_reach_the_engine() -> None:
+    """An engine without a gateway closes the connection after each stream: the next turn does not meet it."""
+    engine = FakeEngine()
+    url = await engine.start()
+    result = await run_load(url, workload(*(("s", turn, 0.0) for turn in range(10))))
+    await engine.stop()
+    assert (result.summary.ok, result.summary.errors) == (10, {})
+
+
 async def test_nobody_listening_is_an_error_of_every_request() -> None:
     """A server that is not there gives rows, not an exception."""
     engine = FakeEngine()

@@ -26,7 +26,6 @@ from trimtab.workloads.base import PlannedRequest, Workload
 
 CONNECT_TIMEOUT_S: Final = 10.0
 SILENCE_TIMEOUT_S: Final = 600.0
-KEEPALIVE_S: Final = 15.0
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +101,8 @@ class _Run:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
         )
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        # Some servers close a connection silently after a stream: a request must not meet one of those.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         started_at_s = self._clock.wall_s()
         self._began_s = self._clock.mono_s()
         async with (
