@@ -6,7 +6,7 @@ break-even, then calm). Time is bounded: a rollout that has not passed in time i
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -41,14 +41,16 @@ from trimtab.runtime.tune_plan import (
 )
 from trimtab.runtime.tune_stage import StageOutcome, Stages
 from trimtab.runtime.tune_view import TuneView
-from trimtab.workloads.base import PeakShape, PlannedRequest, Workload
+from trimtab.workloads.base import PeakShape, Workload
 
 SPECULATION_TRIED = Speculation(
     method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=8, draft_tokens_max=8
 )
 CALIBRATE_S = 12.0
 SPECULATION_S = 30.0
-SPECULATION_PROMPTS = 3
+SPECULATION_PROMPTS = 4
+SPECULATION_BATCHES = (1, 2, 4, 6)
+SPECULATION_OUTPUT_TOKENS = 28
 ROLLOUT_LOAD = 0.75
 """Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
 
@@ -231,15 +233,17 @@ class Tune:
         )
 
     async def _speculation_probe(self) -> SpeculationProbe:
-        """Late turns of sessions that edit: the traffic for which drafts are meant to pay."""
-        batches = tuple(batch for batch in (1, 2, 4, 8) if batch <= self._system.baseline.slots)
+        """Edits from sessions of all ages; batches that leave room, so that a burst can pass the largest one."""
+        slots = self._system.baseline.slots
         workload = await self._made(rate_per_s=1.0, seed=self._plan.seed + 1000, requests=60)
-        edits = _late_turns(workload.requests)
+        edits = [each for each in workload.requests if each.label == "edit" and each.turn > 0]
+        every = max(1, len(edits) // SPECULATION_PROMPTS)
         return SpeculationProbe(
             path=edits[0].endpoint if edits else "/v1/chat/completions",
-            prompts=tuple(edit.body for edit in edits[:SPECULATION_PROMPTS]),
+            prompts=tuple(edit.body for edit in edits[::every][:SPECULATION_PROMPTS]),
             content="edit",
-            batches=batches,
+            batches=tuple(batch for batch in SPECULATION_BATCHES if batch < slots) or (1,),
+            output_tokens=SPECULATION_OUTPUT_TOKENS,
         )
 
     async def _prove(
@@ -391,8 +395,3 @@ class Tune:
     def _say_trigger(self, event: TriggerMoved) -> None:
         what = "disabled itself" if event.fired else "came back"
         self._view.say(f"{event.lever} {what}: {event.trigger.name} ({event.action})")
-
-
-def _late_turns(requests: Sequence[PlannedRequest]) -> list[PlannedRequest]:
-    edits = [request for request in requests if request.label == "edit" and request.turn >= 2]
-    return sorted(edits, key=lambda request: (-request.turn, request.index))

@@ -31,7 +31,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     users: Annotated[int, Meta(ge=2, le=1000)] = 6
     repository_tokens: Annotated[int, Meta(ge=40)] = 80
     turns_per_session: Annotated[int, Meta(ge=1)] = 10
-    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 48
+    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 44
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
     block_s: Annotated[float, Meta(gt=0.0)] = 5.0
