@@ -5,7 +5,7 @@ before it, so equal hashes at place i mean equal prompts up to i (but for collis
 cost one wrong hint). A common prefix is therefore found by bisection.
 
 Two kinds of engine are modelled. Slots (llama.cpp): a slot holds one chain. A new prompt takes over
-the idle slot with the longest common prefix if that covers more than 10% of the new prompt, else the
+the idle slot with the longest common prefix if that covers more than a share of the new prompt, else the
 idle slot that finished longest ago; the rest of the slot's old chain is gone. With no idle slot it
 waits, first come first served. Paged (vLLM, SGLang): blocks are shared by all requests and leave in
 least-recently-used order, tails first.
@@ -27,7 +27,7 @@ import xxhash
 from trimtab.core.decision import Held
 
 SLOT_SIMILARITY = 0.1
-"""A slot is taken over for its prefix only if that covers more than this share of the new prompt."""
+"""The engine's default: a slot is taken over for its prefix only if that covers more of the new prompt."""
 
 TRUST_SMOOTHING = 0.1
 TRUST_FLOOR = 0.5
@@ -92,17 +92,18 @@ class PrefixIndex:
         self._evictions = 0
         self._last_record_at_s: float | None = None
 
-    def set_slots(self, replica: str, slots: int) -> None:
-        """Say that a replica is of the slot kind. An equal number changes nothing, another starts empty.
+    def set_slots(self, replica: str, slots: int, similarity: float = SLOT_SIMILARITY) -> None:
+        """Say that a replica is of the slot kind. Equal settings change nothing, others start empty.
 
-        A replica of which this was never said is of the paged kind. Raises ValueError below 1.
+        `similarity` is the engine's `slot_prompt_similarity`. A replica of which this was never said is of
+        the paged kind. Raises ValueError below 1 slot.
         """
         if slots < 1:
             raise ValueError(f"replica {replica}: slots must be at least 1, got {slots}")
         cache = self._caches.get(replica)
-        if isinstance(cache, _SlotCache) and len(cache.slots) == slots:
+        if isinstance(cache, _SlotCache) and cache.settings == (slots, similarity):
             return
-        self._caches[replica] = _SlotCache(slots)
+        self._caches[replica] = _SlotCache(slots, similarity)
 
     def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
         """Return what each replica would reuse if the prompt were sent to it now, by replica id.
@@ -150,7 +151,7 @@ class PrefixIndex:
         cache = self._caches.pop(replica, None)
         self._trust.pop(replica, None)
         if isinstance(cache, _SlotCache):
-            self._caches[replica] = _SlotCache(len(cache.slots))
+            self._caches[replica] = _SlotCache(*cache.settings)
 
     def correct(
         self, replica: str, blocks: Blocks, promised_tokens: int, delivered_tokens: int
@@ -216,7 +217,8 @@ class _Chain:
 class _SlotCache:
     """The slots of one llama.cpp replica and the prompts that wait for one."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, similarity: float) -> None:
+        self.settings = (slots, similarity)
         self.slots = [_Chain() for _ in range(slots)]
         self.waiting: deque[_Chain] = deque()
         self.size = 0
@@ -265,7 +267,7 @@ class _SlotCache:
         idle = [place for place, slot in enumerate(self.slots) if not slot.busy]
         if not idle:
             return None
-        best, best_common = None, SLOT_SIMILARITY * len(blocks)
+        best, best_common = None, self.settings[1] * len(blocks)
         for place in idle:
             common = _common(self.slots[place].blocks, blocks)
             if common > best_common:

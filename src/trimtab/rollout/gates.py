@@ -197,7 +197,9 @@ def _tail(spec: GateSpec, values: Sequence[tuple[RequestRecord, float]], asked: 
     edge = percentile(baseline, 0.95) * (1.0 + spec.margin) if baseline else math.inf
     beyond = {one.request_id for one, value in values if value > edge}
     counts = arm_counts([one for one, _ in values], lambda one: one.request_id in beyond)
-    return _rate(spec, counts, allowed=TAIL_SHARE_EXTRA, asked=asked, blocks=_blocks(values))
+    measured = _rate(spec, counts, allowed=TAIL_SHARE_EXTRA, asked=asked, blocks=_blocks(values))
+    note = f"of shares beyond {1.0 + spec.margin:.2f} x the baseline's p95, {TAIL_SHARE_EXTRA:.0%} more allowed"
+    return msgspec.structs.replace(measured, note=note)
 
 
 def _errors(spec: GateSpec, inside: Sequence[RequestRecord]) -> Measured:

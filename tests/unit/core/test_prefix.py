@@ -96,6 +96,16 @@ def test_shared_head_makes_a_new_prompt_overwrite_a_slot_though_another_is_empty
     assert tokens(made, chain(1, 5, shared=system)) == 50
 
 
+def test_engine_that_asks_for_more_similarity_keeps_the_slot() -> None:
+    """With half of the prompt needed, a shared head of 40% leaves the other session's slot alone."""
+    made = PrefixIndex(1000, BLOCK)
+    made.set_slots("a", 2, similarity=0.5)
+    system = chain(9, 4)
+    serve(made, chain(1, 6, shared=system), chain(2, 6, shared=system))
+    assert tokens(made, chain(1, 6, shared=system)) == 100
+    assert tokens(made, chain(2, 6, shared=system)) == 100
+
+
 def test_what_a_new_prompt_would_overwrite_is_told() -> None:
     """The tokens beyond the common prefix in the slot it would take."""
     made = index()
