@@ -24,13 +24,13 @@ class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str, Meta(description="Path of a GGUF file; empty: the packaged SmolLM2-135M-Instruct.")
     ] = ""
-    slots: Annotated[int, Meta(ge=1, le=256, description="Requests a replica decodes at once.")] = 8
+    slots: Annotated[int, Meta(ge=1, le=256, description="Requests a replica decodes at once.")] = 4
     context_tokens: Annotated[
         int, Meta(ge=256, le=1_048_576, description="Context of one slot, in tokens.")
     ] = 2048
     chunk_tokens: Annotated[
         int, Meta(ge=32, le=65_536, description="Largest prefill batch, in tokens.")
-    ] = 512
+    ] = 256
     kv_type: Annotated[
         str, Meta(pattern="^(f16|bf16|q8_0|q4_0)$", description="Precision of the KV cache.")
     ] = "f16"

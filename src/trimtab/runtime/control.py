@@ -24,8 +24,8 @@ from trimtab.runtime.situation import (
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.trigger_watch import TriggerShell
 
-EQUALITY_EVERY_TICKS = 4
-EQUALITY_PROBES_MAX = 8
+EQUALITY_EVERY_TICKS = 12
+EQUALITY_PROBES_MAX = 7
 WINDOW_S = 60.0
 """A diagnosis outside a stage is of the last minute."""
 

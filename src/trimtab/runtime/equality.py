@@ -6,7 +6,6 @@ floor (batching and caching change the order of sums); only differences beyond i
 Bodies and texts are held in memory until the probe is done and are never stored.
 """
 
-import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,9 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm
 
 WAITING_MAX = 8
+OUTPUT_TOKENS = 16
+"""A difference shows in the first tokens or hardly at all, and a probe takes time from real traffic."""
+
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -55,20 +57,21 @@ class EqualityProbe:
         candidate_url: Callable[[RequestRecord], str | None],
         baseline_url: Callable[[RequestRecord], str | None],
     ) -> bool:
-        """Probe the newest waiting request; returns False when none waits or no replica is free for it."""
+        """Probe the cheapest waiting request; returns False when none waits or no replica is free for it."""
         if not self._waiting:
             return False
-        record, path, body = self._waiting.pop()
+        # The shortest prompt costs the least: the baseline's replica may have to compute all of it.
+        cheapest = min(self._waiting, key=lambda waiting: waiting[0].tokens.prompt or 0)
+        self._waiting.clear()
+        record, path, body = cheapest
         urls = candidate_url(record), baseline_url(record)
         if urls[0] is None or urls[1] is None:
             return False
-        whole = _without_stream(body)
-        # All three answers are asked anew, so that the first one's batch does not stand out.
-        first, second, candidate = await asyncio.gather(
-            self._ask(urls[1] + path, whole),
-            self._ask(urls[1] + path, whole),
-            self._ask(urls[0] + path, whole),
-        )
+        short = _shortened(body)
+        # All three answers are asked anew and one after the other, so that none shares a batch with another.
+        first = await self._ask(urls[1] + path, short)
+        second = await self._ask(urls[1] + path, short)
+        candidate = await self._ask(urls[0] + path, short)
         self.counts = _count(self.counts, first, second, candidate)
         return True
 
@@ -86,8 +89,9 @@ class EqualityProbe:
         return None if text is None else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _without_stream(body: bytes) -> bytes:
+def _shortened(body: bytes) -> bytes:
     fields = msgspec.json.decode(body)
+    fields["max_tokens"] = min(OUTPUT_TOKENS, fields.get("max_tokens") or OUTPUT_TOKENS)
     fields.pop("stream_options", None)
     fields["stream"] = False
     return msgspec.json.encode(fields)

@@ -1,6 +1,6 @@
 """Open-loop load: each request of a workload is sent at its intended time, however slow the server is.
 
-The one exception keeps conversations real: a turn waits for the end of the turn before it. It is late then, and its
+The one exception keeps conversations real: a user's next request waits for the end of the one before it. It is late then, and its
 lateness is reported, never hidden: a slow server would otherwise look better than it is.
 """
 
@@ -97,7 +97,7 @@ class _Run:
     async def run(self) -> LoadResult:
         sessions: dict[str, list[PlannedRequest]] = {}
         for planned in self._workload.requests:
-            sessions.setdefault(planned.session, []).append(planned)
+            sessions.setdefault(planned.user or planned.session, []).append(planned)
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
         )
@@ -123,7 +123,7 @@ class _Run:
     async def _session(
         self, client: aiohttp.ClientSession, turns: Sequence[PlannedRequest]
     ) -> None:
-        for planned in sorted(turns, key=lambda turn: turn.turn):
+        for planned in sorted(turns, key=lambda turn: turn.index):
             if not await self._due(planned.send_at_s):
                 return
             row = await self._request(client, planned)

@@ -49,12 +49,13 @@ SPECULATION_TRIED = Speculation(
 CALIBRATE_S = 12.0
 SPECULATION_S = 30.0
 SPECULATION_PROMPTS = 4
-SPECULATION_BATCHES = (1, 2, 4, 6)
+SPECULATION_BATCHES = (1, 2, 3, 4, 6, 8)
 SPECULATION_OUTPUT_TOKENS = 28
 ROLLOUT_LOAD = 0.75
 """Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
 
 BURST_LOAD = 2.5
+BURST_USERS = 4
 CALM_LOAD = 0.25
 
 
@@ -331,7 +332,7 @@ class Tune:
                 rate_per_s=rates.affine_capacity * load,
                 seed=plan.seed + offset,
                 duration_s=seconds,
-                users=plan.users * 2 if name == "burst" else plan.users,
+                users=plan.users * BURST_USERS if name == "burst" else plan.users,
             )
             words = f"{len(arrivals.requests)} requests at {rates.affine_capacity * load:.2f} per second"
             outcome = await self._stages.run(name, arrivals, load_words=words, expected_s=seconds)

@@ -28,15 +28,16 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     workload: Annotated[str, Meta(pattern="^(coding|chat|mixed)$")] = "coding"
     seed: Annotated[int, Meta(ge=0)] = 1
-    users: Annotated[int, Meta(ge=2, le=1000)] = 6
-    repository_tokens: Annotated[int, Meta(ge=40)] = 80
-    turns_per_session: Annotated[int, Meta(ge=1)] = 10
-    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 44
+    users: Annotated[int, Meta(ge=2, le=1000)] = 4
+    think_s: Annotated[float, Meta(ge=0.0)] = 0.5
+    repository_tokens: Annotated[int, Meta(ge=40)] = 50
+    turns_per_session: Annotated[int, Meta(ge=1)] = 8
+    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 40
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
     block_s: Annotated[float, Meta(gt=0.0)] = 5.0
     edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
-    rollout_s_max: Annotated[float, Meta(gt=0.0)] = 210.0
+    rollout_s_max: Annotated[float, Meta(gt=0.0)] = 240.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
     calm_s: Annotated[float, Meta(gt=0.0)] = 25.0
     total_s: Annotated[float, Meta(gt=0.0)] = 540.0
@@ -113,6 +114,7 @@ def make_workload(
         "repository_tokens": plan.repository_tokens,
         # All stages work in the same repositories, as people do; their sessions differ.
         "repository_seed": plan.seed,
+        "think_s_min": plan.think_s,
         "turns_per_session": plan.turns_per_session,
     }
     try:

@@ -69,6 +69,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Opaque session name; the turns of one session are sent in order."""
     turn: int
     """Turn within the session, from 0."""
+    user: str | None = None
+    """Who sends it: a user waits for an answer before sending anything else. None: only the session waits."""
     send_at_s: float
     """Intended send time, seconds from the start of the run (open loop)."""
     endpoint: str

@@ -240,6 +240,7 @@ class _Desk:
             index=index,
             session=f"u{user.index}-s{user.sessions}",
             turn=user.turn,
+            user=f"u{user.index}",
             send_at_s=at_s,
             endpoint=CHAT_ENDPOINT,
             body=chat_body(

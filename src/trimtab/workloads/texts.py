@@ -3,19 +3,13 @@
 from typing import Final
 
 CODING_SYSTEM: Final = (
-    "You are a coding assistant in an editor. You see one repository and work with its author on"
-    " one function at a time. When the author asks for a change, answer with the whole function"
-    " after the change, in one code block, and leave everything else in it exactly as it was. When"
-    " the author asks a question, answer in one or two plain sentences, without code, in your own"
-    " words. Do not repeat the question, do not apologise, and do not add advice that was not asked"
-    " for. If something is unclear, say what you would need to know."
+    "You are a coding assistant in an editor. Asked for a change, answer with the whole function"
+    " after the change, in one code block, and leave everything else in it as it was. Asked a"
+    " question, answer in one or two plain sentences, in your own words, without code."
 )
 
 CODING_TOOLS: Final = (
-    "\n\nTools that the editor runs for you:\n"
-    "- read_file(path, first_line, last_line): the text of a file\n"
-    "- search(pattern): the lines of the repository that match\n"
-    "- run_tests(name): the result of the tests with that name"
+    "\nTools: read_file(path, first_line, last_line), search(pattern), run_tests(name)."
 )
 
 REPOSITORY_READ: Final = "I have read it."
