@@ -2,9 +2,12 @@
 
 Switchback (levers whose arms share caches or replicas): time runs in blocks; within a pair of blocks one is the
 baseline's and one the candidate's, and which comes first is drawn per pair from the lever's salt (a fixed or an
-alternating order lets a drift or a rhythm of the load pass for an effect). In a
-candidate block only the slice meets the candidate. Requests near a block's edge are served but not compared:
-the state that the other arm left behind has to settle first.
+alternating order lets a drift or a rhythm of the load pass for an effect). In a candidate block only the slice
+meets the candidate. Requests near a block's edge are served but not compared: the state that the other arm left
+behind has to settle first.
+A small slice of such a lever (below `SWITCHBACK_FROM_SHARE`) runs beside the rest all the time: it changes little of
+the state that the rest meets, what it does change favours the baseline, and giving half of so little to a baseline
+block would leave nothing to see breakage by.
 Side by side (levers whose arms share nothing): the slice goes to the candidate's replicas, the rest to the
 baseline's; blocks are then just windows of time in which both arms are seen.
 """
@@ -73,9 +76,15 @@ OUTSIDE_SLICE = "rest"
 """What a record says of a request outside the slice of the lever that is being proven."""
 
 
+BESIDE_SLICE = "beside the slice"
+"""The same where the rest is what a small slice is compared with."""
+
+SWITCHBACK_FROM_SHARE = 0.5
+
+
 def slice_name(share: float) -> str:
     """Return what a record says of a request inside the slice."""
-    return f"{share:.0%} of sessions"
+    return f"slice of {share:.0%}"
 
 
 def hashed_place(key: str, salt: str) -> float:
@@ -105,6 +114,8 @@ def expose(
         return _settled(plan, cuts, replicas)
     in_slice = place < candidate.share and _in_cuts(candidate.cuts, cuts)
     if candidate.comparison is Comparison.SWITCHBACK:
+        if candidate.share < SWITCHBACK_FROM_SHARE:
+            return _beside(plan, candidate, in_slice, cuts, now_s, replicas)
         return _switchback(plan, candidate, in_slice, cuts, now_s, replicas)
     return _side_by_side(plan, candidate, in_slice, cuts, now_s, replicas)
 
@@ -154,6 +165,24 @@ def _switchback(
         lever=candidate.lever,
         slice=slice_name(candidate.share),
         block=compared,
+    )
+
+
+def _beside(
+    plan: TrafficPlan,
+    candidate: CandidatePlan,
+    in_slice: bool,
+    cuts: tuple[Cut, ...],
+    now_s: float,
+    replicas: tuple[str, ...],
+) -> Exposure:
+    return msgspec.structs.replace(
+        _settled(plan, cuts, replicas),
+        arm=Arm.CANDIDATE if in_slice else Arm.BASELINE,
+        policy=(candidate.policy or plan.policy) if in_slice else plan.policy,
+        lever=candidate.lever,
+        slice=slice_name(candidate.share) if in_slice else BESIDE_SLICE,
+        block=int(max(0.0, now_s - candidate.started_at_s) // candidate.block_s),
     )
 
 

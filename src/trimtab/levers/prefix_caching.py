@@ -35,6 +35,7 @@ from trimtab.diagnosis.names import Name
 from trimtab.levers.shape import (
     CHUNK_GAP_HARM_MARGIN,
     EXPIRES_AFTER_S,
+    GAIN_REQUESTS_MIN,
     QUALITY_GATE,
     TAIL_HARM_MARGIN,
     TPOT_HARM_MARGIN,
@@ -237,6 +238,7 @@ def _gates() -> tuple[GateSpec, ...]:
             metric=Metric.TTFT_MS,
             question=Question.GAIN,
             margin=TTFT_GAIN_MARGIN,
+            min_requests=GAIN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
         GateSpec(
@@ -244,6 +246,7 @@ def _gates() -> tuple[GateSpec, ...]:
             metric=Metric.PROMPT_TOKENS_COMPUTED,
             question=Question.GAIN,
             margin=COMPUTED_GAIN_MARGIN,
+            min_requests=GAIN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
         veto(Metric.TTFT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),

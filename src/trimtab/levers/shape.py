@@ -36,10 +36,13 @@ EARLY_HARM_MARGIN = 0.50
 EARLY_REQUESTS_MIN = 3
 """A small slice cannot show small harm; it is there to catch what is broken while few requests can be hurt."""
 
+GAIN_REQUESTS_MIN = 10
+"""Requests per arm beside the six units that a gain takes anyway."""
+
 VETO_ALPHA = 0.10
 """A veto errs on the side of stopping: half the evidence that a gain needs is enough for it."""
 
-VETO_REQUESTS_MIN = 12
+VETO_REQUESTS_MIN = 10
 VETO_UNITS_MIN = 5
 """Five units are the fewest that can show harm at VETO_ALPHA; with fewer a veto would always pass."""
 

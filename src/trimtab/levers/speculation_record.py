@@ -11,6 +11,7 @@ from trimtab.core.types import RolloutState
 from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import (
+    GAIN_REQUESTS_MIN,
     TAIL_HARM_MARGIN,
     TPOT_HARM_MARGIN,
     clamp_ratio,
@@ -112,6 +113,7 @@ def gates_of(
             margin=TPOT_GAIN_MARGIN,
             cut=cut,
             matched_batch=True,
+            min_requests=GAIN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         )
         for cut in required
@@ -137,6 +139,7 @@ def _trial(label: str) -> tuple[GateSpec, ...]:
         margin=TPOT_GAIN_MARGIN,
         cut=cut,
         matched_batch=True,
+        min_requests=GAIN_REQUESTS_MIN,
         during=(RolloutState.PROVING,),
         required=False,
     )

@@ -1,4 +1,4 @@
-"""Where each session stands in [0, 1): a slice of share s holds the sessions whose place is below s.
+"""Where each session (or request) stands in [0, 1): a slice of share s holds those whose place is below s.
 
 Places are dealt out in order of first appearance along the golden-ratio sequence, which fills [0, 1) more evenly
 than hashes do: of any ten new sessions in a row about one is in a slice of 10%, so that a small slice is never

@@ -111,7 +111,7 @@ class Router:
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         exposure = expose(
             plan,
-            place=self._place(plan, query.session),
+            place=self._place(plan, query),
             cuts=cuts_before_serving(
                 query.facts,
                 label=query.label,
@@ -130,8 +130,13 @@ class Router:
         """Decide with these policies from the next request on."""
         self._policies = dict(policies)
 
-    def _place(self, plan: TrafficPlan, session: str) -> float:
-        return 1.0 if plan.candidate is None else self._places.of(session, plan.candidate.lever)
+    def _place(self, plan: TrafficPlan, query: RouteQuery) -> float:
+        """Sessions keep to one arm where the arms have replicas of their own; a routing lever takes any request."""
+        candidate = plan.candidate
+        if candidate is None:
+            return 1.0
+        key = query.session if candidate.replicas else query.request_id
+        return self._places.of(key, candidate.lever)
 
     def reroute(self, routed: Routed, *, may_repeat: bool) -> Routed:
         """Decide again after a dispatch in vain, without that replica; the request leaves the comparison.

@@ -32,7 +32,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
     turns_per_session: Annotated[int, Meta(ge=1)] = 8
-    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 40
+    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
     block_s: Annotated[float, Meta(gt=0.0)] = 5.0
