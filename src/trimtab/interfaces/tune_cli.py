@@ -9,10 +9,11 @@ from rich.console import Console
 
 from trimtab.core.config import Config
 from trimtab.interfaces.common import friendly, read_config, with_options
-from trimtab.interfaces.report import print_summary, write_report
+from trimtab.interfaces.report import ReportError, print_summary, write_report
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.interfaces.web.routes import page_routes
 from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.ledger_file import WriterLock
 from trimtab.runtime.tune_plan import TunePlan
 from trimtab.runtime.tune_run import run_tune
 
@@ -80,8 +81,14 @@ def tune(
     Starts its own replicas and gateway on loopback and stops them at the end. Writes REPORT/report.html (pictures),
     REPORT/result.json (figures) and REPORT/ledger.sqlite (the causal record; see `trimtab ledger`).
     """
-    report.mkdir(parents=True, exist_ok=True)
-    config = _config(read_config(config_path), replicas, model, report)
+    given = read_config(config_path)
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(
+            f"{report} cannot be made: {error.strerror}. Name another folder with --report"
+        ) from error
+    config = _config(given, replicas, model, report)
     plan = TunePlan(workload=workload, seed=seed, rate_per_s=rate or 0.0, total_s=minutes * 60.0)
     clock, console = SystemClock(), Console()
     result = asyncio.run(
@@ -104,14 +111,25 @@ def _config(config: Config, replicas: int | None, model: str | None, report: Pat
 
 
 def _fresh(path: Path) -> Path:
-    """Keep the ledger of an earlier tune under another name: a record is never overwritten."""
+    """Keep the ledger of an earlier tune under another name: a record is never overwritten.
+
+    Raises `LedgerError` while that tune still runs: its ledger must not be moved from under it.
+    """
     if path.exists():
-        number = 1
-        while (old := path.with_name(f"ledger.{number}.sqlite")).exists():
-            number += 1
-        path.rename(old)
-        for ending in ("-wal", "-shm"):
-            side = path.with_name(path.name + ending)
-            if side.exists():
-                side.rename(old.with_name(old.name + ending))
+        lock = WriterLock(path)
+        try:
+            _move_away(path)
+        finally:
+            lock.release()
     return path
+
+
+def _move_away(path: Path) -> None:
+    number = 1
+    while (old := path.with_name(f"ledger.{number}.sqlite")).exists():
+        number += 1
+    path.rename(old)
+    for ending in ("-wal", "-shm"):
+        side = path.with_name(path.name + ending)
+        if side.exists():
+            side.rename(old.with_name(old.name + ending))
