@@ -81,8 +81,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     try:
         # SQLite gives its -wal and -shm files the mode of the file itself.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, 0o600)
-        os.close(fd)
+        try:
+            if _may_be_ledger(os.pread(fd, 16, 0)):
+                os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise LedgerError(_cannot_open(path, error.strerror or str(error))) from error
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -99,6 +102,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _may_be_ledger(head: bytes) -> bool:
+    """Say whether a file is new or a database; any other file is somebody else's and stays as it is."""
+    return head in (b"", b"SQLite format 3\0")
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
