@@ -125,12 +125,25 @@ class Gateway:
             await site.start()
         except OSError as error:
             await self.stop()
-            raise GatewayError(
-                f"cannot listen on {self._config.host}:{self._config.port}: {error.strerror};"
-                " is another server running there? --port chooses another"
-            ) from error
+            raise self._cannot_listen(error) from error
         port: int = self._runner.addresses[0][1]
         return port
+
+    async def check_address(self) -> None:
+        """Raise what `start` would raise for the address, before anything slow is started for nothing."""
+        loop, config = asyncio.get_running_loop(), self._config
+        try:
+            trial = await loop.create_server(asyncio.Protocol, config.host, config.port)
+        except OSError as error:
+            raise self._cannot_listen(error) from error
+        trial.close()
+        await trial.wait_closed()
+
+    def _cannot_listen(self, error: OSError) -> GatewayError:
+        return GatewayError(
+            f"cannot listen on {self._config.host}:{self._config.port}: {error.strerror};"
+            " is another server running there? --port chooses another"
+        )
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for running ones; return how many were left when time was up."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -49,9 +49,9 @@ async def serve(
         for move in found.moves:
             system.ledger.append(move, cause_id=None, durable=True)
             say(f"{move.lever}: {move.reason}")
-        await system.start(revisions=found.revisions, plan=found.plan)
-        say("measuring the costs of a prefill and of a decode step on an idle replica")
-        cost = await measure_cost(system, CALIBRATE_S)
+        cost = await _unless_stopped(stop, _begin(system, found, say))
+        if cost is None:
+            return
         for line in _banner(system, found):
             say(line)
         advisors: list[Advisor] = []
@@ -71,6 +71,26 @@ async def serve(
         say("draining: running requests may finish, new ones are refused")
         await asyncio.shield(system.stop(reason))
         say("stopped")
+
+
+async def _begin(system: System, found: Resumed, say: Say) -> CostModel:
+    await system.start(revisions=found.revisions, plan=found.plan)
+    say("measuring the costs of a prefill and of a decode step on an idle replica")
+    return await measure_cost(system, CALIBRATE_S)
+
+
+async def _unless_stopped(
+    stop: asyncio.Event, work: Coroutine[None, None, CostModel]
+) -> CostModel | None:
+    """Return what the work returns, or None if the stop comes first: then the work is cancelled and over."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 def standing_of(system: System, cost: CostModel) -> Standing:

@@ -175,12 +175,16 @@ class System:
             self.router.plan = plan
         names = [f"r{index}" for index in range(self.config.fleet.replicas)]
         try:
+            await self.gateway.check_address()
             await self.fleet.start(
                 revisions or dict.fromkeys(names, self.baseline), cause_id=self.started_event
             )
             self.port = await self.gateway.start()
         except BaseException as error:
-            await self.stop(f"could not start: {error}")
+            cancelled = isinstance(error, asyncio.CancelledError)
+            await self.stop(
+                "interrupted at the start" if cancelled else f"could not start: {error}"
+            )
             raise
         self._tasks = [
             asyncio.create_task(self.probes.run()),
