@@ -12,7 +12,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "TunePlan": {
         "workload": "Traffic to tune for (`--workload`).",
         "seed": "Seed of all arrivals (`--seed`); later stages add a fixed number to it.",
-        "users": "Users at work at the same time; the burst has twice as many.",
+        "users": "Users at work at the same time; the burst has four times as many.",
+        "think_s": "Least seconds between an answer and the same user's next request.",
         "turns_per_session": "Turns after which a user of the coding workload starts a new session.",
         "repository_tokens": "Size of a repository's context in the coding workload, in tokens.",
         "baseline_requests": "Requests of the baseline run and of the final run.",

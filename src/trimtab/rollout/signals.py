@@ -1,6 +1,6 @@
 """The numbers that triggers watch, over a window of recent requests and fleet views.
 
-    batch                     running streams of the lever's busiest replica, mean over the views of the window
+    batch                     busy slots (decoding or prefilling) of the lever's busiest replica, mean over the views
     net_tpot_ratio            median over requests of TPOT / the baseline's TPOT at the same batch bucket
     draft_acceptance          accepted / drafted tokens
     draft_coverage            accepted / output tokens
@@ -92,7 +92,8 @@ def _batch(views: Sequence[FleetView], watched: Watched) -> Signal:
     for view in views:
         for replica in view.replicas:
             if _is_mine(replica.id, watched):
-                running.setdefault(replica.id, []).append(replica.running)
+                busy = min(replica.slots, replica.in_flight)
+                running.setdefault(replica.id, []).append(busy)
     means = [sum(values) / len(values) for values in running.values()]
     return Signal(max(means, default=None), len(views) if means else 0)
 
