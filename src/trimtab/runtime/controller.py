@@ -28,7 +28,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.gates import ArmExtras, kept_cuts
 from trimtab.rollout.look import look_at
-from trimtab.rollout.machine import Look, Rollout, advance, begin
+from trimtab.rollout.machine import Look, Rollout, advance, begin, move
 from trimtab.runtime.actuation import Actuator
 
 RECORDS_MAX = 20_000
@@ -163,10 +163,14 @@ class Controller:
         proof = self.proof
         if proof is None or proof.rollout.state in ENDED:
             return
+        now_s = self._clock.mono_s()
+        if proof.rollout.state is RolloutState.PAUSED:
+            # Nothing can be seen of it, but one that nobody resumes ends in time.
+            await self._follow(proof, Look(verdict=Verdict.HOLD), now_s)
+            return
         candidate = self._actuator.plan.candidate
         if candidate is None:
             return
-        now_s = self._clock.mono_s()
         results, verdict = look_at(
             proof.record,
             proof.rollout,
@@ -177,10 +181,13 @@ class Controller:
         )
         proof.looks += 1
         self._record_look(proof, results, verdict)
-        look = Look(verdict=verdict, results=results, frozen=self.frozen or not self._sink.healthy)
+        frozen = self.frozen or not self._sink.healthy
+        await self._follow(proof, Look(verdict=verdict, results=results, frozen=frozen), now_s)
+
+    async def _follow(self, proof: Proof, look: Look, now_s: float) -> None:
         after = advance(proof.record, proof.rollout, look, now_s)
         if after.state is not proof.rollout.state or after.share != proof.rollout.share:
-            await self._carry_out(proof, after, verdict)
+            await self._carry_out(proof, after, look.verdict)
         else:
             proof.rollout = after
 
@@ -230,6 +237,8 @@ class Controller:
         for result in proof.results:
             if result.required and result.value is not None:
                 self._sink.append(_effect(proof.record, result), cause_id=cause_id)
+        # What was measured is told once, also of a rollout that pauses first.
+        proof.results = ()
 
     async def _adopt(self, proof: Proof) -> None:
         kept, refused = kept_cuts(proof.record, proof.results)
@@ -243,9 +252,7 @@ class Controller:
         self._record_effects(proof, cause)
         failed = self._after_adoption(proof.record, cause_id=cause)
         if failed is not None:
-            proof.rollout = msgspec.structs.replace(
-                proof.rollout, state=RolloutState.ROLLED_BACK, reason=failed
-            )
+            proof.rollout = self._rolled_back(proof.rollout, failed)
             self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
             await self._take_back(proof)
             return
@@ -266,12 +273,13 @@ class Controller:
         if proof is None or proof.rollout.state in ENDED:
             return
         before = proof.rollout
-        proof.rollout = msgspec.structs.replace(
-            before, state=RolloutState.ROLLED_BACK, reason=reason
-        )
+        proof.rollout = self._rolled_back(before, reason)
         self._moved(before.state, proof.rollout, None, reason)
         self._record_effects(proof, proof.last_event_id)
         await self._take_back(proof)
+
+    def _rolled_back(self, rollout: Rollout, reason: str) -> Rollout:
+        return move(rollout, RolloutState.ROLLED_BACK, self._clock.mono_s(), reason)
 
     def _moved(
         self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str
