@@ -1,0 +1,421 @@
+"""The controller climbs on passes, takes back at once, and tells every move with its cause."""
+
+import asyncio
+import functools
+
+import msgspec
+import pytest
+from control_kit import (
+    BASELINE_PLAN,
+    Rig,
+    name_of,
+    routing_lever,
+    speculation_lever,
+    traffic,
+)
+from rollout_kit import EXTRAS
+
+from trimtab.core.cuts import Cut
+from trimtab.core.events import (
+    CutsKept,
+    Effect,
+    Frozen,
+    GatesEvaluated,
+    LeverProposed,
+    RolloutMoved,
+    TrafficPlanned,
+    kind_of,
+)
+from trimtab.core.gate import Question
+from trimtab.core.lever import LeverRecord, LeverRecordError
+from trimtab.core.ports import LaunchError
+from trimtab.core.traffic import TrafficPlan
+from trimtab.core.types import RolloutState, Verdict
+from trimtab.rollout.answer import ArmExtras
+from trimtab.runtime.actuation import RESTART_ATTEMPTS
+from trimtab.runtime.controller import RECORDS_MAX, ControlError, Controller
+
+ROUTING, SPECULATION = routing_lever(), speculation_lever()
+GAIN, HARM = 0.5, 3.0
+
+
+class Driven(Rig):
+    """A controller on the rig; `failed` is what the diagnosis after an adoption says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: str | None = None
+        self.adopted: list[tuple[str, str | None, tuple[Cut, ...], str]] = []
+        self.moved: list[RolloutMoved] = []
+        self.extras: ArmExtras = EXTRAS
+        self.controller = Controller(
+            actuator=self.actuator,
+            sink=self.sink,
+            clock=self.clock,
+            extras=lambda record, replicas: self.extras,
+            after_adoption=self._after_adoption,
+            on_adopted=lambda *said: self.adopted.append((said[0].name, *said[1:])),
+            on_moved=self.moved.append,
+        )
+
+    def _after_adoption(self, record: LeverRecord, *, cause_id: str) -> str | None:
+        return self.failed
+
+    async def start(self, record: LeverRecord = ROUTING) -> None:
+        """Propose and start a lever."""
+        proposed = self.controller.propose(record, cause_id=None)
+        policy = "prefix_affine" if record.revision is None else None
+        await self.controller.start(record, policy, cause_id=proposed)
+
+    async def second(self, ratio: float, *, tick_every_s: int = 1) -> None:
+        """One second of traffic, then a tick if it is time for one."""
+        for one in traffic(self.actuator.plan, self.clock, ratio=ratio):
+            self.controller.on_record(one)
+        self.clock.pass_s(1.0)
+        if self.clock.mono_s() % tick_every_s == 0.0:
+            await self.controller.tick()
+
+    async def until_ended(self, ratio: float, limit_s: int = 400) -> list[RolloutState]:
+        """Seconds of traffic until the rollout ends; returns the states on the way, each once."""
+        for _ in range(limit_s):
+            if self.controller.has_ended:
+                break
+            await self.second(ratio, tick_every_s=3)
+        return list(dict.fromkeys(event.after for event in self.moved))
+
+    def state(self) -> RolloutState:
+        assert self.controller.proof is not None
+        return self.controller.proof.rollout.state
+
+
+@functools.cache
+def adopted_run() -> tuple[Driven, tuple[RolloutState, ...]]:
+    """A routing lever that gains, from its proposal to its adoption; made once, only looked at."""
+
+    async def made() -> tuple[Driven, tuple[RolloutState, ...]]:
+        rig = Driven()
+        await rig.start()
+        return rig, tuple(await rig.until_ended(GAIN))
+
+    return asyncio.run(made())
+
+
+def test_lever_that_gains_climbs_every_share_and_is_adopted() -> None:
+    """Canary, ramping, proving, adopted; the shares are those of the ramp and the policy gets all traffic."""
+    rig, states = adopted_run()
+    assert states == (
+        RolloutState.CANARY,
+        RolloutState.RAMPING,
+        RolloutState.PROVING,
+        RolloutState.ADOPTED,
+    )
+    assert list(dict.fromkeys(move.share for move in rig.moved)) == [*ROUTING.ramp.shares, 1.0]
+    assert rig.actuator.plan == TrafficPlan(policy="prefix_affine")
+    ((name, policy, cuts, cause),) = rig.adopted
+    assert (name, policy, cuts) == (ROUTING.name, "prefix_affine", ())
+    assert kind_of(next(e.event for e in rig.envelopes if e.id == cause)) == "cuts_kept"
+
+
+def test_every_cause_of_a_rollout_was_recorded_before_it() -> None:
+    """From the proposal on each event names an earlier one; the ledger's chain verifies."""
+    rig, _ = adopted_run()
+    seen: set[str] = set()
+    for envelope in rig.envelopes:
+        if not isinstance(envelope.event, LeverProposed):
+            assert envelope.cause_id in seen
+        seen.add(envelope.id)
+    assert rig.sink.verify().ok
+    kinds = {kind_of(envelope.event) for envelope in rig.envelopes}
+    assert kinds == {
+        "lever_proposed",
+        "rollout_moved",
+        "traffic_planned",
+        "gates_evaluated",
+        "cuts_kept",
+        "effect",
+    }
+
+
+def test_moves_and_plans_are_durable_and_looks_are_not() -> None:
+    """What a restart needs is synced; what only explains may be lost with the disk's buffer."""
+    rig, _ = adopted_run()
+    assert set(rig.sink.durable) == {
+        "lever_proposed",
+        "rollout_moved",
+        "traffic_planned",
+        "cuts_kept",
+    }
+
+
+async def test_look_that_says_nothing_new_is_not_recorded_again() -> None:
+    """Ticks come each second, blocks every six; only a change of the answers is an event."""
+    rig = Driven()
+    await rig.start()
+    for _ in range(3):
+        rig.clock.pass_s(1.0)
+        await rig.controller.tick()
+    looks = rig.events("gates_evaluated")
+    assert len(looks) == 1
+    assert rig.controller.proof is not None
+    assert rig.controller.proof.looks == 3
+
+
+def test_effects_are_of_required_gates_with_the_prediction_of_the_gain_only() -> None:
+    """A veto's ratio has no prediction to be compared with."""
+    rig, _ = adopted_run()
+    effects = [event for event in rig.events("effect") if isinstance(event, Effect)]
+    looks = [event for event in rig.events("gates_evaluated") if isinstance(event, GatesEvaluated)]
+    asked = [r for r in looks[-1].results if r.required and r.value is not None]
+    assert len(effects) == len(asked)
+    for effect, result in zip(effects, asked, strict=True):
+        predicted = 0.6 if result.question is Question.GAIN else None
+        assert (effect.ratio, effect.predicted_ratio) == (result.value, predicted)
+
+
+async def test_harm_takes_the_lever_back_with_nothing_left_in_the_plan() -> None:
+    """The tick that sees the failure takes the traffic off."""
+    rig = Driven()
+    await rig.start()
+    assert (await rig.until_ended(HARM))[-1] is RolloutState.ROLLED_BACK
+    assert rig.actuator.plan == BASELINE_PLAN
+    assert rig.moved[-1].verdict is Verdict.FAIL
+    assert rig.adopted == []
+
+
+async def test_failure_takes_no_more_than_two_ticks() -> None:
+    """Memory beyond its margin fails a gate at once; so does the slice."""
+    rig = Driven()
+    await rig.start()
+    for _ in range(20):
+        await rig.second(1.0)
+    assert rig.state() is RolloutState.CANARY
+    rig.extras = msgspec.structs.replace(EXTRAS, memory_bytes_candidate=2e9)
+    for _ in range(2):
+        rig.clock.pass_s(1.0)
+        await rig.controller.tick()
+    assert rig.state() is RolloutState.ROLLED_BACK
+    assert rig.actuator.plan.candidate is None
+    assert "memory" in rig.moved[-1].reason
+
+
+async def test_revision_lever_returns_its_replica_after_a_failure() -> None:
+    """First the plan, then the restart into the baseline."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+    rig.extras = msgspec.structs.replace(EXTRAS, memory_bytes_candidate=2e9)
+    await rig.until_ended(1.0)
+    assert name_of(rig.fleet.revision_of("r1")) == "the baseline"
+    assert rig.log[-2:] == ["plan", "r1 runs the baseline, KV kept: True"]
+
+
+async def test_only_one_lever_is_proven_at_a_time() -> None:
+    """The second is refused until the first is let go of, and it is let go of only once ended."""
+    rig = Driven()
+    await rig.start()
+    with pytest.raises(ControlError, match="one lever at a time"):
+        await rig.start(SPECULATION)
+    assert rig.controller.finish() is None
+    await rig.controller.give_up("time is up")
+    ended = rig.controller.finish()
+    assert ended is not None
+    assert ended.record == ROUTING
+    await rig.start(SPECULATION)
+    assert rig.state() is RolloutState.CANARY
+
+
+def test_incomplete_record_is_refused_and_not_recorded() -> None:
+    """A lever that does not say how it is reversed is no proposal."""
+    rig = Driven()
+    with pytest.raises(LeverRecordError, match="reverse"):
+        rig.controller.propose(msgspec.structs.replace(ROUTING, reverse=" "), cause_id=None)
+    assert rig.envelopes == ()
+
+
+async def test_nothing_starts_while_promotions_are_stopped() -> None:
+    """Neither while frozen nor while the ledger cannot be written; no replica is touched."""
+    rig = Driven()
+    rig.controller.freeze(True, "maintenance")
+    with pytest.raises(ControlError, match="frozen"):
+        await rig.start(SPECULATION)
+    rig.controller.freeze(False, "over")
+    rig.sink.fail("no space")
+    with pytest.raises(ControlError, match="frozen"):
+        await rig.start(SPECULATION)
+    assert rig.log == []
+    assert rig.events("frozen") == [
+        Frozen(frozen=True, reason="maintenance"),
+        Frozen(frozen=False, reason="over"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["frozen", "ledger"])
+async def test_stopped_promotions_hold_the_share_but_not_the_way_back(how: str) -> None:
+    """A lever that gains stays where it is; once it harms it goes."""
+    rig = Driven()
+    await rig.start()
+    if how == "frozen":
+        rig.controller.freeze(True, "maintenance")
+    else:
+        rig.sink.fail("no space")
+    for _ in range(60):
+        await rig.second(GAIN, tick_every_s=3)
+    assert (rig.state(), rig.actuator.plan.candidate) != (RolloutState.ADOPTED, None)
+    assert [move.share for move in rig.moved] == [0.10]
+    rig.extras = msgspec.structs.replace(EXTRAS, memory_bytes_candidate=2e9)
+    await rig.second(GAIN)
+    assert rig.state() is RolloutState.ROLLED_BACK
+    assert rig.actuator.plan == BASELINE_PLAN
+
+
+async def test_promotions_go_on_once_unfrozen() -> None:
+    """The evidence that came in meanwhile counts."""
+    rig = Driven()
+    await rig.start()
+    rig.controller.freeze(True, "maintenance")
+    for _ in range(40):
+        await rig.second(GAIN, tick_every_s=3)
+    rig.controller.freeze(False, "over")
+    for _ in range(2):
+        await rig.second(GAIN)
+    assert rig.state() is RolloutState.RAMPING
+
+
+async def test_ledger_that_recovers_is_told_of_once() -> None:
+    """And promotions may go on; while it cannot be written there is nothing to write that into."""
+    rig = Driven()
+    rig.sink.fail("no space")
+    await rig.controller.tick()
+    rig.sink.recover()
+    for _ in range(3):
+        await rig.controller.tick()
+    assert rig.events("frozen") == [Frozen(frozen=False, reason="the ledger can be written again")]
+
+
+async def test_giving_up_rolls_back_with_its_reason() -> None:
+    """What was measured until then is recorded; giving up twice is giving up once."""
+    rig = Driven()
+    await rig.start()
+    for _ in range(30):
+        await rig.second(1.0, tick_every_s=3)
+    await rig.controller.give_up("time is up")
+    await rig.controller.give_up("again")
+    assert (rig.moved[-1].after, rig.moved[-1].reason) == (RolloutState.ROLLED_BACK, "time is up")
+    assert rig.moved[-1].share == 0.0
+    assert rig.actuator.plan == BASELINE_PLAN
+    assert rig.events("effect") != []
+
+
+async def test_giving_up_nothing_does_nothing() -> None:
+    """A shutdown without a rollout leaves no trace."""
+    rig = Driven()
+    await rig.controller.give_up("shutdown")
+    assert rig.envelopes == ()
+
+
+async def test_adoption_whose_payer_binds_is_rolled_back() -> None:
+    """Whatever it gained: it passed its gates, and the diagnosis of the whole system refuses it."""
+    rig = Driven()
+    rig.failed = "the paying budget binds after adoption: memory"
+    await rig.start()
+    states = await rig.until_ended(GAIN)
+    assert states[-2:] == [RolloutState.ADOPTED, RolloutState.ROLLED_BACK]
+    last = rig.moved[-1]
+    assert (last.before, last.verdict, last.reason) == (
+        RolloutState.ADOPTED,
+        Verdict.FAIL,
+        rig.failed,
+    )
+    assert last.share == 0.0
+    assert rig.actuator.plan == BASELINE_PLAN
+    assert rig.adopted == []
+
+
+async def test_cuts_kept_are_those_of_the_record_where_the_gain_is_of_all_traffic() -> None:
+    """A revision lever becomes a preference for the cuts that it was tried on."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+    await rig.until_ended(GAIN)
+    assert rig.events("cuts_kept") == [
+        CutsKept(lever=SPECULATION.name, kept=("label=edit",), refused={})
+    ]
+    assert [each.cuts for each in rig.actuator.plan.preferences] == [SPECULATION.cuts]
+
+
+async def test_replica_that_does_not_go_back_is_told_and_the_loop_lives() -> None:
+    """No traffic meets it any more; the next tick is a tick like any other."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+    rig.fleet.failures_left = RESTART_ATTEMPTS
+    rig.extras = msgspec.structs.replace(EXTRAS, memory_bytes_candidate=2e9)
+    await rig.until_ended(1.0)
+    assert rig.state() is RolloutState.ROLLED_BACK
+    assert "a replica did not go back: r1 did not drain" in rig.moved[-1].reason
+    assert rig.actuator.plan == BASELINE_PLAN
+    await rig.controller.tick()
+    assert rig.controller.finish() is not None
+
+
+async def test_rollout_that_cannot_be_judged_pauses_and_goes_back_if_nobody_resumes_it() -> None:
+    """Traffic goes off at once; after ten peak cycles the next lever may be tried."""
+    rig = Driven()
+    await rig.start()
+    rig.extras = msgspec.structs.replace(EXTRAS, memory_bytes_candidate=None)
+    for _ in range(40):
+        await rig.second(1.0, tick_every_s=3)
+    assert rig.state() is RolloutState.PAUSED
+    assert rig.actuator.plan == BASELINE_PLAN
+    assert not rig.controller.has_ended
+    told = len(rig.events("effect"))
+    rig.clock.pass_s(10 * ROUTING.ramp.peak_cycle_s)
+    await rig.controller.tick()
+    assert rig.state() is RolloutState.ROLLED_BACK
+    assert len(rig.events("effect")) == told
+    assert rig.controller.finish() is not None
+
+
+async def test_lever_whose_replica_does_not_start_is_not_being_proven() -> None:
+    """The caller hears why; the next lever may be tried."""
+    rig = Driven()
+    rig.fleet.failures_left = RESTART_ATTEMPTS
+    with pytest.raises(LaunchError):
+        await rig.start(SPECULATION)
+    assert rig.controller.proof is None
+    assert rig.moved == []
+
+
+async def test_records_are_bounded() -> None:
+    """The oldest fall out."""
+    rig = Driven()
+    (one, *_) = traffic(BASELINE_PLAN, rig.clock, ratio=1.0)
+    for number in range(RECORDS_MAX + 5):
+        rig.controller.on_record(msgspec.structs.replace(one, request_id=str(number)))
+    assert len(rig.controller.records) == RECORDS_MAX
+    assert rig.controller.records[0].request_id == "5"
+
+
+async def test_running_ends_when_told() -> None:
+    """It ticks at least once and returns without waiting out the second."""
+    rig = Driven()
+    await rig.start()
+    stop = asyncio.Event()
+    running = asyncio.create_task(rig.controller.run(stop))
+    await asyncio.sleep(0)
+    stop.set()
+    await asyncio.wait_for(running, 0.5)
+    assert rig.controller.proof is not None
+    assert rig.controller.proof.looks == 1
+
+
+def test_plans_follow_the_moves_that_caused_them() -> None:
+    """Each plan's cause is a move of the rollout, and its share that move's."""
+    rig, _ = adopted_run()
+    by_id = {envelope.id: envelope.event for envelope in rig.envelopes}
+    plans = [e for e in rig.envelopes if isinstance(e.event, TrafficPlanned)]
+    for envelope in plans[:-1]:
+        cause = by_id[envelope.cause_id or ""]
+        assert isinstance(cause, RolloutMoved)
+        assert isinstance(envelope.event, TrafficPlanned)
+        assert envelope.event.plan.candidate is not None
+        assert envelope.event.plan.candidate.share == cause.share
+    # One for each share, one for the proof at the last, one for the adoption.
+    assert len(plans) == len(ROUTING.ramp.shares) + 2
