@@ -53,6 +53,14 @@ class Adopted(msgspec.Struct, kw_only=True):
         return tuple(cut for cut in self.cuts if cut not in self.cuts_off)
 
 
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trigger asked for, in words, and the event that holds it."""
+
+    trigger: str
+    what: str
+    cause_id: str
+
+
 class TriggerShell:
     """Runs the triggers of all adopted levers. `on_moved` hears every firing and recovery."""
 
@@ -104,13 +112,23 @@ class TriggerShell:
         """Feed every trigger its signal and start what fired or recovered."""
         now_wall_s, now_s = self._clock.wall_s(), self._clock.mono_s()
         for lever in tuple(self.adopted.values()):
-            if lever.is_moving:
-                continue
-            for index, state in enumerate(lever.watches):
-                after, action = self._feed(lever, state, now_wall_s, now_s)
-                lever.watches[index] = after
-                if action is not None:
-                    self._answer(lever, state.spec, action)
+            if not lever.is_moving:
+                self._judge(lever, now_wall_s, now_s)
+
+    def _judge(self, lever: Adopted, now_wall_s: float, now_s: float) -> None:
+        """Hear all triggers of a lever, then move it once: two that disagree must not start two restarts."""
+        was_off, cuts_off = lever.is_off, lever.cuts_off
+        said: dict[TriggerAction, Said] = {}
+        for index, state in enumerate(lever.watches):
+            after, action = self._feed(lever, state, now_wall_s, now_s)
+            lever.watches[index] = after
+            if action is not None:
+                said[state.spec.action] = self._answer(lever, state.spec, action)
+        if lever.is_off != was_off:
+            self._move(lever, said[TriggerAction.DISABLE])
+        elif lever.cuts_off != cuts_off and not lever.is_off:
+            cause = said[TriggerAction.DISABLE_CUT].cause_id
+            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
 
     async def settle(self) -> None:
         """Wait until every move in progress has ended."""
@@ -137,9 +155,8 @@ class TriggerShell:
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
         return watch(state, signal.value, signal.samples, now_s)
 
-    def _answer(self, lever: Adopted, spec: TriggerSpec, action: Action) -> None:
-        """Record what a trigger asks for and do it, unless another one holds the lever off anyway."""
-        was_off = lever.is_off
+    def _answer(self, lever: Adopted, spec: TriggerSpec, action: Action) -> Said:
+        """Record what a trigger asks for and note what it means for the lever."""
         what = (
             f"{spec.action.value}: {action.reason}" if action.fired else f"let go: {action.reason}"
         )
@@ -157,32 +174,19 @@ class TriggerShell:
             case TriggerAction.DISTRUST_INDEX:
                 if action.fired:
                     self._distrust()
-                return
             case TriggerAction.DISABLE_CUT:
-                self._narrow(lever, spec, action, cause)
-                return
+                mine = {spec.cut} & set(lever.cuts) if spec.cut is not None else set()
+                lever.cuts_off = lever.cuts_off | mine if action.fired else lever.cuts_off - mine
             case TriggerAction.DISABLE:
-                pass
+                if action.fired:
+                    lever.off_by.add(spec.name)
+                else:
+                    lever.off_by.discard(spec.name)
             case _:
                 assert_never(spec.action)
-        if action.fired:
-            lever.off_by.add(spec.name)
-        else:
-            lever.off_by.discard(spec.name)
-        if lever.is_off != was_off:
-            self._move(lever, what, cause)
+        return Said(trigger=spec.name, what=what, cause_id=cause)
 
-    def _narrow(self, lever: Adopted, spec: TriggerSpec, action: Action, cause: str) -> None:
-        """Take one cut out of an adopted lever, or put it back; by routing alone."""
-        if spec.cut is None or spec.cut not in lever.cuts:
-            return
-        lever.cuts_off = (
-            lever.cuts_off | {spec.cut} if action.fired else lever.cuts_off - {spec.cut}
-        )
-        if not lever.is_off:
-            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
-
-    def _move(self, lever: Adopted, what: str, cause: str) -> None:
+    def _move(self, lever: Adopted, said: Said) -> None:
         off = lever.is_off
         moved = RolloutMoved(
             lever=lever.record.name,
@@ -190,18 +194,18 @@ class TriggerShell:
             after=RolloutState.DISABLED if off else RolloutState.ADOPTED,
             share=0.0 if off else 1.0,
             verdict=Verdict.FAIL if off else Verdict.PASS,
-            reason=what,
+            reason=said.what,
         )
-        cause = self._sink.append(moved, cause_id=cause, durable=True)
+        cause = self._sink.append(moved, cause_id=said.cause_id, durable=True)
         lever.is_moving = True
-        task = asyncio.create_task(self._carry_out(lever, off, cause))
+        task = asyncio.create_task(self._carry_out(lever, said.trigger, cause))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(self, lever: Adopted, fired: bool, cause: str) -> None:
-        record = lever.record
+    async def _carry_out(self, lever: Adopted, trigger: str, cause: str) -> None:
+        record, off = lever.record, lever.is_off
         try:
-            if fired:
+            if off:
                 await self._actuator.disable(
                     record, baseline_policy=self._baseline_policy, cause_id=cause
                 )
@@ -209,15 +213,32 @@ class TriggerShell:
                 await self._actuator.enable(
                     record, policy=lever.policy, cuts=lever.cuts, cause_id=cause
                 )
+                if lever.cuts_off:
+                    self._actuator.narrow(record, lever.cuts_on, cause_id=cause)
         except LaunchError as error:
-            # By routing the lever is already off; the replica's own state says the rest.
-            reason = f"the replicas did not follow: {error}"
-            state = RolloutState.DISABLED if lever.is_off else RolloutState.ADOPTED
+            # By routing the lever is off either way; the replica's own state says the rest.
             stuck = RolloutMoved(
-                lever=record.name, before=state, after=state, share=0.0, reason=reason
+                lever=record.name,
+                before=RolloutState.DISABLED if off else RolloutState.ADOPTED,
+                after=RolloutState.DISABLED,
+                share=0.0,
+                reason=f"the replicas did not follow: {error}",
             )
             self._sink.append(stuck, cause_id=cause, durable=True)
+            if not off:
+                self._hold_off(lever, trigger)
         finally:
             lever.is_moving = False
             # What was counted while the replicas moved was not the lever's doing.
             lever.watches = [msgspec.structs.replace(each, streak=0) for each in lever.watches]
+
+    def _hold_off(self, lever: Adopted, trigger: str) -> None:
+        """Let the trigger that let go hold the lever off again, so that its return is tried anew after the lockout."""
+        now_s = self._clock.mono_s()
+        lever.off_by.add(trigger)
+        lever.watches = [
+            msgspec.structs.replace(each, is_off=True, moved_at_s=now_s)
+            if each.spec.name == trigger
+            else each
+            for each in lever.watches
+        ]
