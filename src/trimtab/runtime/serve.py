@@ -57,7 +57,7 @@ async def serve(
         advisors: list[Advisor] = []
         control = Control(system, lambda: advisors[0].standing())
         advisors.append(Advisor(system, control, cost, say))
-        _watch_adopted(control, found)
+        _watch_adopted(control, found, system.started_event or "")
         await control.start()
         advising = asyncio.create_task(advisors[0].run())
         try:
@@ -130,11 +130,11 @@ def _state(path: Path) -> State:
         return reader.catch_up(EMPTY)
 
 
-def _watch_adopted(control: Control, found: Resumed) -> None:
+def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
     for record in found.adopted:
         preferred = [each.cuts for each in found.plan.preferences if each.lever == record.name]
         cuts: tuple[Cut, ...] = preferred[0] if preferred else ()
-        control.triggers.adopt(record, routing_policy_of(record.name), cuts, cause_id="")
+        control.triggers.adopt(record, routing_policy_of(record.name), cuts, cause_id)
 
 
 def _banner(system: System, found: Resumed) -> list[str]:
