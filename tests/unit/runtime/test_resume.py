@@ -1,0 +1,161 @@
+"""A start after a crash: adopted levers stay on, what was being proven goes back."""
+
+import msgspec
+import pytest
+from control_kit import EDITS, SPECULATING, candidate, routing_lever, speculation_lever
+from events_kit import REVISION
+
+from trimtab.core.events import AnyEvent, LeverProposed, RolloutMoved, RunStarted, TrafficPlanned
+from trimtab.core.lever import LeverRecord
+from trimtab.core.state import EMPTY, State, rebuild
+from trimtab.core.traffic import Preference, TrafficPlan
+from trimtab.core.types import RolloutState
+from trimtab.runtime.ledger_memory import MemoryLedger
+from trimtab.runtime.resume import PROVING, Resumed, resume
+
+REPLICAS = ("r0", "r1")
+PLAIN = dict.fromkeys(REPLICAS, REVISION)
+ROUTING, SPECULATION = routing_lever(), speculation_lever()
+WANTED = Preference(lever=SPECULATION.name, cuts=(EDITS,), replicas=("r1",))
+ENDED = frozenset(RolloutState) - PROVING - {RolloutState.ADOPTED}
+
+
+class Clock:
+    """Time does not matter here."""
+
+    def wall_s(self) -> float:
+        """Always the same."""
+        return 1_800_000_000.0
+
+    mono_s = wall_s
+
+
+def after(*events: AnyEvent) -> State:
+    """The state that a ledger with these events gives."""
+    ledger = MemoryLedger(clock=Clock(), run=1)
+    for event in (RunStarted(run_id="1", command="up", version="0", settings={}), *events):
+        ledger.append(event, cause_id=None, durable=True)
+    return rebuild(ledger.read())
+
+
+def at(record: LeverRecord, state: RolloutState) -> tuple[AnyEvent, ...]:
+    """A lever that was proposed and got as far as a state."""
+    moved = RolloutMoved(lever=record.name, before=None, after=state, share=0.1, reason="test")
+    return LeverProposed(record=record), moved
+
+
+def resumed(state: State, *, replicas: tuple[str, ...] = REPLICAS) -> Resumed:
+    return resume(state, replicas=replicas, baseline=REVISION, policy="round_robin")
+
+
+def test_empty_ledger_gives_a_plain_start() -> None:
+    """The configured policy, the baseline everywhere, nothing to record."""
+    expected = Resumed(
+        plan=TrafficPlan(policy="round_robin"), revisions=PLAIN, moves=(), adopted=()
+    )
+    assert resumed(EMPTY) == expected
+
+
+@pytest.mark.parametrize("state", sorted(PROVING))
+def test_lever_that_was_being_proven_goes_back_with_its_reason(state: RolloutState) -> None:
+    """Whatever it had reached: its clock and its traffic ended with the run, and no slice is left."""
+    plan = TrafficPlan(policy="prefix_affine", preferences=(WANTED,))
+    found = resumed(after(*at(SPECULATION, state), TrafficPlanned(plan=plan)))
+    (move,) = found.moves
+    assert (move.lever, move.before, move.after, move.share) == (
+        SPECULATION.name,
+        state,
+        RolloutState.ROLLED_BACK,
+        0.0,
+    )
+    assert "ended while the lever was being proven" in move.reason
+    assert (found.plan, found.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
+    assert found.adopted == ()
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+def test_lever_that_was_off_stays_off_and_is_not_moved_again(state: RolloutState) -> None:
+    """Rolled back, disabled and expired levers are what they were."""
+    found = resumed(after(*at(SPECULATION, state)))
+    assert (found.plan, found.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
+    assert (found.moves, found.adopted) == ((), ())
+
+
+def test_adopted_levers_come_back_with_plan_and_revisions() -> None:
+    """The routing policy and the speculating replica are as they were."""
+    plan = TrafficPlan(policy="prefix_affine", preferences=(WANTED,))
+    state = after(
+        *at(ROUTING, RolloutState.ADOPTED),
+        *at(SPECULATION, RolloutState.ADOPTED),
+        TrafficPlanned(plan=plan),
+    )
+    expected = Resumed(
+        plan=plan,
+        revisions={"r0": REVISION, "r1": SPECULATING},
+        moves=(),
+        adopted=(ROUTING, SPECULATION),
+    )
+    assert resumed(state) == expected
+
+
+def test_slice_and_stage_of_a_dead_run_do_not_come_back() -> None:
+    """An adopted lever stays, the one being proven beside it loses its slice and is recorded as gone."""
+    beside = candidate(lever=SPECULATION.name, replicas=("r1",))
+    whole = TrafficPlan(policy="prefix_affine", candidate=beside, stage="rollout")
+    state = after(
+        *at(ROUTING, RolloutState.ADOPTED),
+        *at(SPECULATION, RolloutState.RAMPING),
+        TrafficPlanned(plan=whole),
+    )
+    found = resumed(state)
+    assert found.plan == TrafficPlan(policy="prefix_affine")
+    assert [move.lever for move in found.moves] == [SPECULATION.name]
+    assert found.adopted == (ROUTING,)
+
+
+def test_start_is_the_same_however_often_it_is_asked() -> None:
+    """Once its moves are recorded, a second start moves nothing more."""
+    events = (*at(ROUTING, RolloutState.ADOPTED), *at(SPECULATION, RolloutState.CANARY))
+    plan = TrafficPlanned(plan=TrafficPlan(policy="prefix_affine"))
+    first = resumed(after(*events, plan))
+    second = resumed(after(*events, plan, *first.moves))
+    assert second == msgspec.structs.replace(first, moves=())
+
+
+def test_revision_of_another_model_is_not_started() -> None:
+    """The artifact changed: the lever was proven on something else."""
+    other = msgspec.structs.replace(REVISION.model, sha256="cd" * 32)
+    foreign = msgspec.structs.replace(SPECULATION, revision=SPECULATING.replace(model=other))
+    plan = TrafficPlan(policy="round_robin", preferences=(WANTED,))
+    found = resumed(after(*at(foreign, RolloutState.ADOPTED), TrafficPlanned(plan=plan)))
+    assert (found.plan, found.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
+
+
+def test_lever_that_cannot_come_back_is_not_said_to_be_adopted() -> None:
+    """Another model, or fewer replicas: it is taken back with its reason and not watched."""
+    other = msgspec.structs.replace(REVISION.model, sha256="cd" * 32)
+    foreign = msgspec.structs.replace(SPECULATION, revision=SPECULATING.replace(model=other))
+    plan = TrafficPlanned(plan=TrafficPlan(policy="round_robin", preferences=(WANTED,)))
+    for record, replicas in ((foreign, REPLICAS), (SPECULATION, ("r0",))):
+        found = resumed(after(*at(record, RolloutState.ADOPTED), plan), replicas=replicas)
+        assert found.adopted == ()
+        (move,) = found.moves
+        assert (move.before, move.after) == (RolloutState.ADOPTED, RolloutState.ROLLED_BACK)
+        assert "cannot come back" in move.reason
+
+
+def test_adoption_that_was_not_carried_out_goes_back() -> None:
+    """The move was recorded, the plan that follows it was not: all traffic was still in a slice."""
+    slice_ = TrafficPlan(policy="round_robin", candidate=candidate(lever=ROUTING.name))
+    found = resumed(after(*at(ROUTING, RolloutState.ADOPTED), TrafficPlanned(plan=slice_)))
+    assert (found.plan, found.adopted) == (TrafficPlan(policy="round_robin"), ())
+    assert [move.after for move in found.moves] == [RolloutState.ROLLED_BACK]
+
+
+def test_smaller_fleet_keeps_what_it_still_has() -> None:
+    """A preference for replicas that are not started names only those that are."""
+    both = msgspec.structs.replace(WANTED, replicas=("r1", "r2"))
+    plan = TrafficPlanned(plan=TrafficPlan(policy="round_robin", preferences=(both,)))
+    found = resumed(after(*at(SPECULATION, RolloutState.ADOPTED), plan))
+    assert [each.replicas for each in found.plan.preferences] == [("r1",)]
+    assert found.revisions == {"r0": REVISION, "r1": SPECULATING}
