@@ -5,11 +5,17 @@ from typing import assert_never
 
 import msgspec
 
-from trimtab.core.gate import GateResult, GateSpec, Question
+from trimtab.core.gate import GateResult, GateSpec, Metric, Question
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
 
 ALL_TRAFFIC = "all"
+
+UNITS_THAT_SHOW = 6
+"""With fewer units than these nothing can be shown at alpha = 0.05."""
+
+_RATES = frozenset({Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE, Metric.MEMORY_BYTES})
+"""Counted or read, not compared in units: what looks like harm there holds until it does not."""
 
 
 class ArmExtras(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +76,8 @@ def judge(spec: GateSpec, measured: Measured) -> tuple[Verdict, str]:
             shown, target = high <= margin, margin
             words = f"the absence of harm beyond {margin:.0%}"
         case Question.VETO:
-            if measured.harm_now is not None and measured.harm_now > margin:
+            likely = measured.harm_now is not None and measured.harm_now > margin
+            if likely and _cannot_show(spec, measured):
                 return Verdict.HOLD, f"harm beyond {margin:.0%} is likely, but not shown"
             return Verdict.PASS, f"harm beyond {margin:.0%} is not shown"
         case _:
@@ -107,6 +114,12 @@ def result_of(
         reason="; ".join(parts),
         required=spec.required,
     )
+
+
+def _cannot_show(spec: GateSpec, measured: Measured) -> bool:
+    """Whether the evidence so far could not show harm even if all of it spoke for it, so that silence says nothing."""
+    in_units = spec.metric not in _RATES
+    return not in_units or (measured.n_units or 0) < UNITS_THAT_SHOW
 
 
 def _unmeasurable(spec: GateSpec, measured: Measured) -> bool:

@@ -24,8 +24,8 @@ from trimtab.runtime.situation import (
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.trigger_watch import TriggerShell
 
-EQUALITY_EVERY_TICKS = 12
-EQUALITY_PROBES_MAX = 7
+EQUALITY_EVERY_TICKS = 10
+EQUALITY_PROBES_MAX = 12
 WINDOW_S = 60.0
 """A diagnosis outside a stage is of the last minute."""
 
@@ -82,7 +82,7 @@ class Control:
     async def start(self) -> None:
         """Begin to tick."""
         self._http = aiohttp.ClientSession()
-        self._equality = EqualityProbe(self._http, self._system.engine)
+        self._equality = EqualityProbe(self._http, self._system.engine, self._system.secret.digest)
         self._system.gateway.on_body = self._equality.offer
         self._task = asyncio.create_task(self._run())
 

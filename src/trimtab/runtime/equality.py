@@ -1,12 +1,12 @@
 """Output equality at temperature 0, measured on the side: finished requests are asked again.
 
-A request that the baseline answered is sent again twice, straight to replicas: once the way the candidate would
-serve it, once the way the baseline would. How often the second baseline answer differs from the first is the noise
-floor (batching and caching change the order of sums); only differences beyond it speak against the candidate.
-Bodies and texts are held in memory until the probe is done and are never stored.
+A request that the baseline answered in its traffic is sent again twice, straight to replicas: once the way the
+candidate would serve it, once the way the baseline would. Both answers are compared with the first one. How often
+the baseline's own second answer differs is the noise floor (batching and caching change the order of sums); only
+differences beyond it speak against the candidate. Bodies and texts are held in memory until the probe is done and
+are never stored.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
 
@@ -18,9 +18,6 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm
 
 WAITING_MAX = 8
-OUTPUT_TOKENS = 16
-"""A difference shows in the first tokens or hardly at all, and a probe takes time from real traffic."""
-
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -36,8 +33,14 @@ class EqualityCounts(msgspec.Struct, frozen=True, kw_only=True):
 class EqualityProbe:
     """Asks a few finished temperature-0 requests again while a lever is being proven."""
 
-    def __init__(self, session: aiohttp.ClientSession, engine_format: EngineFormat) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        engine_format: EngineFormat,
+        digest: Callable[[bytes], str],
+    ) -> None:
         self._session = session
+        self._digest = digest
         self._format = engine_format
         self._waiting: deque[tuple[RequestRecord, str, bytes]] = deque(maxlen=WAITING_MAX)
         self.counts = EqualityCounts()
@@ -49,7 +52,8 @@ class EqualityProbe:
 
     def offer(self, record: RequestRecord, path: str, body: bytes) -> None:
         """Offer a finished request; only complete baseline answers at temperature 0 are kept, the newest few."""
-        if record.ok and record.temperature == 0 and record.arm is Arm.BASELINE and record.replica:
+        known = record.replica is not None and record.output_hash is not None
+        if record.ok and record.temperature == 0 and record.arm is Arm.BASELINE and known:
             self._waiting.append((record, path, body))
 
     async def run_once(
@@ -67,12 +71,11 @@ class EqualityProbe:
         urls = candidate_url(record), baseline_url(record)
         if urls[0] is None or urls[1] is None:
             return False
-        short = _shortened(body)
-        # All three answers are asked anew and one after the other, so that none shares a batch with another.
-        first = await self._ask(urls[1] + path, short)
-        second = await self._ask(urls[1] + path, short)
-        candidate = await self._ask(urls[0] + path, short)
-        self.counts = _count(self.counts, first, second, candidate)
+        whole = _whole(body)
+        # One after the other, so that the two do not share a batch.
+        again = await self._ask(urls[1] + path, whole)
+        candidate = await self._ask(urls[0] + path, whole)
+        self.counts = _count(self.counts, record.output_hash, again, candidate)
         return True
 
     async def _ask(self, url: str, body: bytes) -> str | None:
@@ -86,25 +89,24 @@ class EqualityProbe:
                 text = self._format.read_response(data).text if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, EngineFormatError):
             return None
-        return None if text is None else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return None if text is None else self._digest(text.encode("utf-8", "surrogatepass"))
 
 
-def _shortened(body: bytes) -> bytes:
+def _whole(body: bytes) -> bytes:
     fields = msgspec.json.decode(body)
-    fields["max_tokens"] = min(OUTPUT_TOKENS, fields.get("max_tokens") or OUTPUT_TOKENS)
     fields.pop("stream_options", None)
     fields["stream"] = False
     return msgspec.json.encode(fields)
 
 
 def _count(
-    counts: EqualityCounts, first: str | None, second: str | None, candidate: str | None
+    counts: EqualityCounts, first: str | None, again: str | None, candidate: str | None
 ) -> EqualityCounts:
-    if first is None or second is None or candidate is None:
+    if first is None or again is None or candidate is None:
         return msgspec.structs.replace(counts, failed=counts.failed + 1)
     return msgspec.structs.replace(
         counts,
         n=counts.n + 1,
         candidate_differs=counts.candidate_differs + (candidate != first),
-        floor_differs=counts.floor_differs + (second != first),
+        floor_differs=counts.floor_differs + (again != first),
     )

@@ -107,7 +107,7 @@ class System:
         admin_token: str | None,
     ) -> None:
         config = self.config
-        secret = load_secret(secret_path)
+        secret = self.secret = load_secret(secret_path)
         self.launcher = LlamaCppLauncher(
             clock=self.clock,
             start_timeout_s=config.fleet.start_timeout_s,

@@ -44,12 +44,12 @@ from trimtab.runtime.tune_view import TuneView
 from trimtab.workloads.base import PeakShape, Workload
 
 SPECULATION_TRIED = Speculation(
-    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=8, draft_tokens_max=8
+    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=8
 )
 CALIBRATE_S = 12.0
 SPECULATION_S = 30.0
 SPECULATION_PROMPTS = 4
-SPECULATION_BATCHES = (1, 2, 3, 4, 6, 8)
+SPECULATION_BATCHES = (1, 2, 3, 6)
 SPECULATION_OUTPUT_TOKENS = 28
 ROLLOUT_LOAD = 0.75
 """Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
@@ -172,7 +172,8 @@ class Tune:
         return looked
 
     async def _choose(self, looked: Looked) -> tuple[Assessment, LeverRecord, str] | None:
-        if self._adopted and self._table is None and self._left_s() > self._reserve_s():
+        tried = bool(self._adopted or self._refused)
+        if tried and self._table is None and self._left_s() > self._reserve_s():
             await self._measure_speculation()
         situations = self._control.situations
         situation = situations.situation(

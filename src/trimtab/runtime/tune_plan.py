@@ -31,12 +31,14 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     users: Annotated[int, Meta(ge=2, le=1000)] = 4
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
+    block_tokens: Annotated[int, Meta(ge=16, le=200)] = 24
+    question_tokens: Annotated[int, Meta(ge=1)] = 16
     turns_per_session: Annotated[int, Meta(ge=1)] = 8
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
-    block_s: Annotated[float, Meta(gt=0.0)] = 5.0
-    edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
+    block_s: Annotated[float, Meta(gt=0.0)] = 4.0
+    edge_s: Annotated[float, Meta(ge=0.0)] = 0.4
     rollout_s_max: Annotated[float, Meta(gt=0.0)] = 240.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
     calm_s: Annotated[float, Meta(gt=0.0)] = 25.0
@@ -115,6 +117,9 @@ def make_workload(
         # All stages work in the same repositories, as people do; their sessions differ.
         "repository_seed": plan.seed,
         "think_s_min": plan.think_s,
+        "block_tokens_max": plan.block_tokens,
+        "edit_output_tokens_max": 2 * plan.block_tokens,
+        "question_output_tokens_max": plan.question_tokens,
         "turns_per_session": plan.turns_per_session,
     }
     try:
