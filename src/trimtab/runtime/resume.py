@@ -1,8 +1,8 @@
 """What a start does with what the ledger says: adopted levers stay on, a lever still being proven goes back.
 
 A proof lost its clock and its traffic with the crash, so its evidence is not continued; the lever can be proposed
-again. So does an adopted lever that cannot be started as it was proven. Taking back is an event with its reason,
-written before any traffic is served.
+again. An adopted lever that cannot be started as it was proven goes back too. Taking back is an event with its
+reason, written before any traffic is served.
 """
 
 import msgspec

@@ -207,9 +207,7 @@ def trigger_results(envelopes: Sequence[Envelope], begin_s: float) -> tuple[Trig
     for at_s, event in moved:
         if not event.fired:
             continue
-        recovered = next(
-            (t for t, e in moved if t > at_s and not e.fired and e.lever == event.lever), None
-        )
+        recovered = next((t for t, e in moved if t > at_s and _is_return(e, event)), None)
         before = [r for r in served if at_s - HELD_WINDOW_S <= r.arrived_at_s < at_s]
         after = [r for r in served if at_s <= r.arrived_at_s < at_s + HELD_WINDOW_S]
         results.append(
@@ -229,6 +227,11 @@ def trigger_results(envelopes: Sequence[Envelope], begin_s: float) -> tuple[Trig
             )
         )
     return tuple(results)
+
+
+def _is_return(later: TriggerMoved, fired: TriggerMoved) -> bool:
+    same = (later.lever, later.trigger.name) == (fired.lever, fired.trigger.name)
+    return same and not later.fired
 
 
 def held_share(records: Sequence[RequestRecord]) -> float | None:
