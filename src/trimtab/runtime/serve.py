@@ -13,7 +13,7 @@ from trimtab.core.cuts import Cut
 from trimtab.core.lever import Assessment, Lever, LeverRecordError, RampPlan, Situation
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.state import EMPTY, State
-from trimtab.core.types import Mode
+from trimtab.core.types import Mode, RolloutState
 from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.control import Control
 from trimtab.runtime.controller import ControlError
@@ -152,7 +152,8 @@ class Advisor:
     """Diagnoses every minute in which there was enough traffic; what follows depends on the mode.
 
     observe: the diagnosis is recorded. advise: it also says which lever would be moved. act: it starts to prove that
-    lever, if none is being proven; a lever that needs measurements of its own first (speculation) is left to `tune`.
+    lever, if none is being proven; a lever that needs measurements of its own first (speculation) is left to `tune`,
+    and one that was taken back while it was being proven is not tried again before the next start.
     """
 
     def __init__(self, system: System, control: Control, cost: CostModel, say: Say) -> None:
@@ -161,6 +162,7 @@ class Advisor:
         self._cost = cost
         self._say = say
         self._said = ""
+        self._refused: set[str] = set()
 
     def standing(self) -> Standing:
         """What the fleet is diagnosed with."""
@@ -179,8 +181,12 @@ class Advisor:
         looked = control.look("serving", cause_id=self._system.started_event)
         if mode is Mode.OBSERVE:
             return
+        self._let_go()
         situation = control.situations.situation(
-            looked, self.standing(), adopted=tuple(control.triggers.adopted), refused=()
+            looked,
+            self.standing(),
+            adopted=tuple(control.triggers.adopted),
+            refused=tuple(sorted(self._refused)),
         )
         levers = catalog()
         chosen, because, event_id = control.situations.choose(
@@ -191,8 +197,13 @@ class Advisor:
             self._said = words
             self._say(f"advice      {words}")
         if mode is Mode.ACT and chosen is not None and control.controller.has_ended:
-            control.controller.finish()
             await self._act(levers[chosen.lever], situation, chosen, because, event_id)
+
+    def _let_go(self) -> None:
+        """Let go of a rollout that has ended; what failed is not tried on the same traffic a minute later."""
+        ended = self._control.controller.finish()
+        if ended is not None and ended.rollout.state is not RolloutState.ADOPTED:
+            self._refused.add(ended.record.name)
 
     async def _act(
         self, lever: Lever, situation: Situation, chosen: Assessment, because: str, event_id: str
