@@ -130,14 +130,10 @@ def make_workload(
                 return chat(msgspec.convert(shared, ChatParams), rng)
             case "mixed":
                 # Half of the arrivals each; both halves share seed and peak.
-                part = {
-                    **shared,
-                    "rate_per_s": rate_per_s / 2.0,
-                    "requests": requests and requests // 2,
-                }
+                half = {"rate_per_s": rate_per_s / 2.0, "requests": requests and requests // 2}
                 both = MixedParams(
-                    coding=msgspec.convert(part, CodingParams),
-                    chat=msgspec.convert(part, ChatParams),
+                    coding=msgspec.convert({**sized, **half}, CodingParams),
+                    chat=msgspec.convert({**shared, **half}, ChatParams),
                 )
                 return mixed(both, sources, rng)
             case name:
