@@ -51,7 +51,7 @@ SPECULATION_S = 30.0
 SPECULATION_PROMPTS = 4
 SPECULATION_BATCHES = (1, 2, 3, 6)
 SPECULATION_OUTPUT_TOKENS = 28
-ROLLOUT_LOAD = 0.75
+ROLLOUT_LOAD = 0.9
 """Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
 
 BURST_LOAD = 2.5

@@ -31,6 +31,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     users: Annotated[int, Meta(ge=2, le=1000)] = 4
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
+    edit_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.7
     block_tokens: Annotated[int, Meta(ge=16, le=200)] = 24
     question_tokens: Annotated[int, Meta(ge=1)] = 16
     turns_per_session: Annotated[int, Meta(ge=1)] = 8
@@ -117,6 +118,7 @@ def make_workload(
         # All stages work in the same repositories, as people do; their sessions differ.
         "repository_seed": plan.seed,
         "think_s_min": plan.think_s,
+        "edit_share": plan.edit_share,
         "block_tokens_max": plan.block_tokens,
         "edit_output_tokens_max": 2 * plan.block_tokens,
         "question_output_tokens_max": plan.question_tokens,
