@@ -20,7 +20,7 @@ from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
 from trimtab.runtime.places import Places
 
-DATA = Path(__file__).parents[2] / "data" / "aa_records.json"
+DATA = Path(__file__).parents[1] / "data" / "aa_records.json"
 STRETCH_S = 30.0
 LOOK_EVERY_S = 40.0
 """Bounds cover every prefix of the units, so that looking more often would not let more pass."""
