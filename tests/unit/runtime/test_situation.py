@@ -10,7 +10,7 @@ from situations import FLEET, PREFILL_BOUND, readings, request, situation
 from trimtab.core.budgets import Budgets, BudgetUse
 from trimtab.core.events import BudgetsRead, Diagnosed, LeversAssessed, Measured
 from trimtab.core.evidence import Readings
-from trimtab.core.lever import RampPlan, Situation
+from trimtab.core.lever import Assessment, RampPlan, Situation
 from trimtab.core.types import Budget, Mode
 from trimtab.levers.catalog import catalog
 from trimtab.levers.prefix_caching import PrefixAffineRouting
@@ -32,6 +32,14 @@ STANDING = Standing(
     target_gain=0.05,
 )
 LEVER = PrefixAffineRouting.name
+
+
+class Insistent(PrefixAffineRouting):
+    """A lever that does not know that it was tried already."""
+
+    def assess(self, situation: Situation) -> Assessment:
+        """Assess as if it were the first time."""
+        return super().assess(msgspec.structs.replace(situation, adopted=(), refused=()))
 
 
 class Bench:
@@ -112,13 +120,15 @@ def test_choice_records_every_assessment_with_its_reason() -> None:
 
 @pytest.mark.parametrize("how", ["adopted", "refused"])
 def test_lever_that_is_adopted_or_refused_is_assessed_but_not_chosen(how: str) -> None:
-    """Even where its premise still holds."""
+    """Even where its premise still holds and it does not say so itself."""
     bench = Bench()
-    chosen, _, _ = bench.situations.choose(of(**{how: (LEVER,)}), catalog(), cause_id="D")
-    (envelope,) = bench.sink.read()
-    assert isinstance(envelope.event, LeversAssessed)
-    assert LEVER in {each.lever for each in envelope.event.assessments}
-    assert chosen is None or chosen.lever != LEVER
+    levers = {LEVER: Insistent()}
+    assert bench.situations.choose(of(), levers, cause_id="D")[0] is not None
+    chosen, _, _ = bench.situations.choose(of(**{how: (LEVER,)}), levers, cause_id="D")
+    last = bench.sink.read()[-1].event
+    assert isinstance(last, LeversAssessed)
+    assert [each.lever for each in last.assessments] == [LEVER]
+    assert (chosen, last.chosen) == (None, None)
 
 
 def test_situation_carries_what_stands_and_what_was_seen() -> None:
