@@ -186,18 +186,21 @@ class Actuator:
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None
     ) -> None:
         for replica in replicas:
-            for attempt in range(1, RESTART_ATTEMPTS + 1):
-                if self._fleet.revision_of(replica).id == revision.id:
-                    break
-                try:
-                    await self._fleet.restart_into(
-                        replica,
-                        revision,
-                        drain_timeout_s=DRAIN_TIMEOUT_S,
-                        keep_kv=True,
-                        cause_id=cause_id,
-                    )
-                except LaunchError:
-                    # A replica that did not drain in time serves on; under less load it will.
-                    if attempt == RESTART_ATTEMPTS:
-                        raise
+            await self._restart_one(replica, revision, cause_id)
+
+    async def _restart_one(self, replica: str, revision: Revision, cause_id: str | None) -> None:
+        for attempt in range(1, RESTART_ATTEMPTS + 1):
+            if self._fleet.revision_of(replica).id == revision.id:
+                return
+            try:
+                await self._fleet.restart_into(
+                    replica,
+                    revision,
+                    drain_timeout_s=DRAIN_TIMEOUT_S,
+                    keep_kv=True,
+                    cause_id=cause_id,
+                )
+            except LaunchError:
+                # A replica that did not drain in time serves on; under less load it will.
+                if attempt == RESTART_ATTEMPTS:
+                    raise
