@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from trimtab.core.cost import CostModel, SpeculationTable
 from trimtab.core.events import Calibrated, RolloutMoved, TriggerMoved
@@ -33,6 +32,7 @@ from trimtab.runtime.situation import Looked, Standing
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.tune_plan import (
+    Rates,
     TunePlan,
     affine_capacity,
     make_workload,
@@ -57,14 +57,6 @@ ROLLOUT_LOAD = 0.9
 BURST_LOAD = 2.5
 BURST_USERS = 4
 CALM_LOAD = 0.25
-
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests per second of the stages, and what they were chosen from."""
-
-    saturating: float
-    affine_capacity: float
-    round_robin_capacity: float
 
 
 class Tune:
@@ -329,14 +321,20 @@ class Tune:
             ("burst", BURST_LOAD, plan.burst_s, 2000),
             ("calm", CALM_LOAD, plan.calm_s, 3000),
         ):
+            rate, users = rates.affine_capacity * load, plan.users
             arrivals = await self._made(
-                rate_per_s=rates.affine_capacity * load,
+                rate_per_s=rate,
                 seed=plan.seed + offset,
                 duration_s=seconds,
-                users=plan.users * BURST_USERS if name == "burst" else plan.users,
+                users=users * BURST_USERS if name == "burst" else users,
             )
-            words = f"{len(arrivals.requests)} requests at {rates.affine_capacity * load:.2f} per second"
-            outcome = await self._stages.run(name, arrivals, load_words=words, expected_s=seconds)
+            words = f"{len(arrivals.requests)} requests at {rate:.2f} per second"
+            stop = asyncio.Event()
+            # Users who still wait for answers when the time is over send nothing more.
+            asyncio.get_running_loop().call_later(seconds, stop.set)
+            outcome = await self._stages.run(
+                name, arrivals, load_words=words, expected_s=seconds, stop=stop
+            )
             await self._control.triggers.settle()
             self._look(name, outcome, name)
 
@@ -365,8 +363,7 @@ class Tune:
         )
 
     def _known_cost(self) -> CostModel:
-        if self._cost is None:
-            raise RuntimeError("costs are not calibrated yet")
+        assert self._cost is not None, "costs are calibrated first"
         return self._cost
 
     def _url(self, replica: str) -> str:

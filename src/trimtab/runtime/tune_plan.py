@@ -47,6 +47,14 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     levers_max: Annotated[int, Meta(ge=0, le=10)] = 2
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests per second of the stages, and what they were chosen from."""
+
+    saturating: float
+    affine_capacity: float
+    round_robin_capacity: float
+
+
 def ramp_of(plan: TunePlan) -> RampPlan:
     """Return the ramp of a tune: production's shares, and the workload's own peak cycle instead of a day."""
     return RampPlan(
