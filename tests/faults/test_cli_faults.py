@@ -1,13 +1,14 @@
 """A command that cannot do what was asked says what, where and the fix in one line, and leaves nothing behind."""
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_kit import command, expect_one_line, gguf
+from cli_kit import Background, command, expect_one_line, gguf, until
 from events_kit import SteppingClock
 
 from trimtab.runtime.ledger import SqliteLedger
@@ -62,9 +63,7 @@ def test_tune_reads_the_configuration_before_it_moves_a_ledger(tmp_path: Path) -
     "arguments",
     [
         ("up", "--port", "70000"),
-        ("up", "--config", "."),
         ("tune", "--minutes", "1"),
-        ("tune", "--workload", "poetry"),
         ("tune", "--report", "file"),
     ],
     ids=" ".join,
@@ -117,6 +116,34 @@ def test_taken_port_is_told_before_any_replica_starts(tmp_path: Path, model: str
     verified = command(tmp_path, "ledger", "--ledger", "l.sqlite", "verify")
     told = command(tmp_path, "ledger", "--ledger", "l.sqlite", "list")
     assert (verified.code, "replica_changed" in told.out) == (0, False)
+
+
+@needs_engine_package
+def test_too_little_memory_is_told_before_any_replica_starts(tmp_path: Path, model: str) -> None:
+    """What a replica needs, what is there, and which settings to lower."""
+    (tmp_path / "c.toml").write_text("[engine]\nslots = 256\ncontext_tokens = 8192\n")
+    rest = ("--port", "0", "--model", model, "--ledger", "l.sqlite")
+    ended = command(tmp_path, "up", "--config", "c.toml", *rest)
+    expect_one_line(ended, "needs about 46,165 MiB", "MiB are available", "lower engine.slots")
+
+
+@needs_engine_package
+def test_model_that_the_engine_refuses_is_told_in_its_words(tmp_path: Path, model: str) -> None:
+    """A file that looks whole and cannot be loaded ends the start, with every replica stopped."""
+    ended = command(tmp_path, "up", "--port", "0", "--model", model, "--ledger", "l.sqlite")
+    expect_one_line(ended, "did not start", "model loading error")
+    assert command(tmp_path, "ledger", "--ledger", "l.sqlite", "verify").code == 0
+
+
+def test_interrupt_while_the_command_loads_is_quiet(tmp_path: Path) -> None:
+    """Ctrl-C in the first moment, before anything was begun, ends the process and says nothing."""
+    with Background(tmp_path, "tune", "--report", "out") as running:
+        maps = Path(f"/proc/{running.process.pid}/maps")
+        until(lambda: "msgspec" in maps.read_text(), 20, "the command loads its parts")
+        running.interrupt()
+        ended = running.end()
+    assert (ended.code, ended.out, ended.left) == (-signal.SIGINT, "", {})
+    assert not (tmp_path / "out").exists()
 
 
 @needs_engine_package

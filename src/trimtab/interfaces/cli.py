@@ -1,6 +1,18 @@
 """The `trimtab` command."""
 
+# ruff: noqa: E402 - what comes before the imports is about the time that they take
+
+import signal
 import sys
+import threading
+
+# The imports take a second, in which Ctrl-C has nothing to clean up and ends the process without a traceback.
+_QUIET = (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+)
+if _QUIET:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import click
 
@@ -9,6 +21,9 @@ from trimtab.interfaces.ledger_cli import ledger
 from trimtab.interfaces.load_cli import load
 from trimtab.interfaces.tune_cli import tune
 from trimtab.interfaces.up_cli import up
+
+if _QUIET:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

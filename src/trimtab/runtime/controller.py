@@ -26,6 +26,7 @@ from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
+from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.gates import ArmExtras, kept_cuts
 from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import Look, Rollout, advance, begin, move
@@ -244,7 +245,9 @@ class Controller:
         kept, refused = kept_cuts(proof.record, proof.results)
         cause = self._sink.append(
             CutsKept(
-                lever=proof.record.name, kept=tuple(str(cut) for cut in kept), refused=refused
+                lever=proof.record.name,
+                kept=tuple(str(cut) for cut in kept) or (ALL_TRAFFIC,),
+                refused=refused,
             ),
             cause_id=proof.last_event_id,
             durable=True,
