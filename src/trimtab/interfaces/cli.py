@@ -1,7 +1,5 @@
 """The `trimtab` command."""
 
-# ruff: noqa: E402 - what comes before the imports is about the time that they take
-
 import signal
 import sys
 import threading
@@ -14,13 +12,13 @@ _QUIET = (
 if _QUIET:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import click
+import click  # noqa: E402
 
-from trimtab import __version__
-from trimtab.interfaces.ledger_cli import ledger
-from trimtab.interfaces.load_cli import load
-from trimtab.interfaces.tune_cli import tune
-from trimtab.interfaces.up_cli import up
+from trimtab import __version__  # noqa: E402
+from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
+from trimtab.interfaces.load_cli import load  # noqa: E402
+from trimtab.interfaces.tune_cli import tune  # noqa: E402
+from trimtab.interfaces.up_cli import up  # noqa: E402
 
 if _QUIET:
     signal.signal(signal.SIGINT, signal.default_int_handler)
