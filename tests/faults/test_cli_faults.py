@@ -119,12 +119,14 @@ def test_taken_port_is_told_before_any_replica_starts(tmp_path: Path, model: str
 
 
 @needs_engine_package
-def test_too_little_memory_is_told_before_any_replica_starts(tmp_path: Path, model: str) -> None:
+def test_too_little_memory_is_told_before_any_replica_starts(tmp_path: Path) -> None:
     """What a replica needs, what is there, and which settings to lower."""
+    (tmp_path / "huge.gguf").write_bytes(gguf(layers=30_000))
     (tmp_path / "c.toml").write_text("[engine]\nslots = 256\ncontext_tokens = 8192\n")
-    rest = ("--port", "0", "--model", model, "--ledger", "l.sqlite")
-    ended = command(tmp_path, "up", "--config", "c.toml", *rest)
-    expect_one_line(ended, "needs about 46,165 MiB", "MiB are available", "lower engine.slots")
+    ended = command(tmp_path, "up", "--model", "huge.gguf", "--config", "c.toml", "--port", "0")
+    expect_one_line(
+        ended, "needs about", "KV cache 46,080,000 MiB", "MiB are available", "lower engine.slots"
+    )
 
 
 @needs_engine_package

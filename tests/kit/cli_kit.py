@@ -187,14 +187,14 @@ def chat(text: str, **fields: object) -> dict[str, object]:
     return asked | fields
 
 
-def gguf() -> bytes:
-    """A whole GGUF file of one tensor: it passes every check that needs no engine."""
+def gguf(*, layers: int = 30) -> bytes:
+    """A whole GGUF file of one tensor: it passes every check that needs no engine; `layers` sizes its KV cache."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
     numbers = {
-        "llama.block_count": 30,
+        "llama.block_count": layers,
         "llama.embedding_length": 576,
         "llama.attention.head_count": 9,
         "llama.attention.head_count_kv": 3,
