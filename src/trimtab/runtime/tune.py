@@ -44,13 +44,13 @@ from trimtab.runtime.tune_view import TuneView
 from trimtab.workloads.base import PeakShape, Workload
 
 SPECULATION_TRIED = Speculation(
-    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=8
+    method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=8, draft_tokens_max=8
 )
 CALIBRATE_S = 12.0
 SPECULATION_S = 30.0
 SPECULATION_PROMPTS = 4
 SPECULATION_BATCHES = (1, 2, 3, 6)
-SPECULATION_OUTPUT_TOKENS = 28
+SPECULATION_OUTPUT_TOKENS = 40
 ROLLOUT_LOAD = 0.9
 """Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
 

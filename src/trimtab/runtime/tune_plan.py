@@ -32,7 +32,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
     edit_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.7
-    block_tokens: Annotated[int, Meta(ge=16, le=200)] = 24
+    block_tokens: Annotated[int, Meta(ge=16, le=200)] = 36
     question_tokens: Annotated[int, Meta(ge=1)] = 16
     turns_per_session: Annotated[int, Meta(ge=1)] = 8
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
@@ -128,7 +128,7 @@ def make_workload(
         "think_s_min": plan.think_s,
         "edit_share": plan.edit_share,
         "block_tokens_max": plan.block_tokens,
-        "edit_output_tokens_max": 2 * plan.block_tokens,
+        "edit_output_tokens_max": plan.block_tokens * 3 // 2,
         "question_output_tokens_max": plan.question_tokens,
         "turns_per_session": plan.turns_per_session,
     }
