@@ -94,6 +94,10 @@ class Actuator:
             await self._restart(replicas, record.revision, cause_id)
         return replicas
 
+    async def go_back(self, replicas: tuple[str, ...], *, cause_id: str | None) -> None:
+        """Return replicas to the baseline revision; raises `LaunchError` if one does not follow."""
+        await self._restart(replicas, self._baseline, cause_id)
+
     def start_slice(
         self,
         record: LeverRecord,

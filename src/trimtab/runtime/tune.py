@@ -215,8 +215,9 @@ class Tune:
             self._view.say(f"speculation could not be measured: {error}")
             return
         finally:
-            for replica in {plain, trial}:
-                system.router.forget(replica)
+            # Whether the lever is moved is not decided yet: until then both replicas are plain.
+            await self._control.actuator.go_back((trial,), cause_id=system.started_event)
+            await self._empty_caches()
         system.ledger.append(
             Calibrated(revision=revision.id, speculation=self._table), cause_id=system.started_event
         )
