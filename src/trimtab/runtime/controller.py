@@ -21,7 +21,7 @@ from trimtab.core.events import (
     LeverProposed,
     RolloutMoved,
 )
-from trimtab.core.gate import GateResult, Question
+from trimtab.core.gate import GateResult, Metric, Question
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
@@ -236,7 +236,7 @@ class Controller:
 
     def _record_effects(self, proof: Proof, cause_id: str) -> None:
         for result in proof.results:
-            if result.required and result.value is not None:
+            if result.required and result.value is not None and _is_ratio(result):
                 self._sink.append(_effect(proof.record, result), cause_id=cause_id)
         # What was measured is told once, also of a rollout that pauses first.
         proof.results = ()
@@ -311,6 +311,12 @@ class Controller:
             self._sink.append(
                 Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None
             )
+
+
+def _is_ratio(result: GateResult) -> bool:
+    """Whether a result says candidate over baseline; shares and rates are differences and stay with their gate."""
+    differences = (Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE)
+    return result.metric not in differences and "tail" not in result.gate
 
 
 def _effect(record: LeverRecord, result: GateResult) -> Effect:
