@@ -1,7 +1,7 @@
 """Open-loop load: each request of a workload is sent at its intended time, however slow the server is.
 
-The one exception keeps conversations real: a user's next request waits for the end of the one before it. It is late then, and its
-lateness is reported, never hidden: a slow server would otherwise look better than it is.
+The one exception keeps conversations real: a user's next request waits for the end of the one before it. It is late
+then, and its lateness is reported, never hidden: a slow server would otherwise look better than it is.
 """
 
 import asyncio

@@ -38,9 +38,9 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 24.0
-    block_s: Annotated[float, Meta(gt=0.0)] = 4.0
-    edge_s: Annotated[float, Meta(ge=0.0)] = 0.4
-    rollout_s_max: Annotated[float, Meta(gt=0.0)] = 240.0
+    block_s: Annotated[float, Meta(gt=0.0)] = 5.0
+    edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
+    rollout_s_max: Annotated[float, Meta(gt=0.0)] = 300.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
     calm_s: Annotated[float, Meta(gt=0.0)] = 25.0
     total_s: Annotated[float, Meta(gt=0.0)] = 540.0
