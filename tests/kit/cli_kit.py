@@ -104,6 +104,11 @@ def until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         time.sleep(POLL_S)
 
 
+def _hear_interrupts() -> None:
+    """A job of a background shell inherits that Ctrl-C is ignored; what is tested here is a command that hears it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Background:
     """A command that runs on. Use as a context manager: whatever is left at the end is killed."""
 
@@ -118,6 +123,7 @@ class Background:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_hear_interrupts,
             )
 
     def __enter__(self) -> "Background":
