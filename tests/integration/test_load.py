@@ -36,14 +36,17 @@ def workload(*planned: tuple[str, int, float], label: str = "chat", **fields: ob
 
 
 async def test_each_request_is_sent_at_its_intended_time() -> None:
-    """Slow answers delay nobody else: 20 sessions at 20 ms distance on an engine that takes 300 ms."""
-    engine = FakeEngine(words=("a", "b"), pause_s=0.06)
+    """Slow answers delay nobody else: 20 sessions at 20 ms distance on an engine that takes much longer for each."""
+    engine = FakeEngine(words=("a", "b"), pause_s=0.3)
     async with Harness(engine) as fleet:
         load = workload(*((f"s{n}", 0, 0.02 * n) for n in range(20)))
         result = await run_load(fleet.url, load)
     assert [row.index for row in result.requests] == list(range(20))
-    assert max(row.lateness_ms for row in result.requests) < 60
-    assert all(abs(row.sent_s - row.intended_s) < 0.06 for row in result.requests)
+    # Requests that waited for answers would be late by the answers before them; these are late by less than one.
+    one_answer_ms = min(row.e2e_ms for row in result.requests)
+    assert one_answer_ms > 500
+    assert max(row.lateness_ms for row in result.requests) < one_answer_ms
+    assert all(row.sent_s >= row.intended_s for row in result.requests)
     assert (result.summary.n, result.summary.ok, result.summary.unsent) == (20, 20, 0)
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
 from trimtab.core.stats import Interval
-from trimtab.core.types import Verdict
+from trimtab.core.types import RolloutState, Verdict
 
 ALL_TRAFFIC = "all"
 
@@ -77,7 +77,7 @@ def judge(spec: GateSpec, measured: Measured) -> tuple[Verdict, str]:
             words = f"the absence of harm beyond {margin:.0%}"
         case Question.VETO:
             likely = measured.harm_now is not None and measured.harm_now > margin
-            if likely and _cannot_show(spec, measured):
+            if likely and _holds_while_likely(spec, measured):
                 return Verdict.HOLD, f"harm beyond {margin:.0%} is likely, but not shown"
             return Verdict.PASS, f"harm beyond {margin:.0%} is not shown"
         case _:
@@ -116,10 +116,14 @@ def result_of(
     )
 
 
-def _cannot_show(spec: GateSpec, measured: Measured) -> bool:
-    """Whether the evidence so far could not show harm even if all of it spoke for it, so that silence says nothing."""
-    in_units = spec.metric not in _RATES
-    return not in_units or (measured.n_units or 0) < UNITS_THAT_SHOW
+def _holds_while_likely(spec: GateSpec, measured: Measured) -> bool:
+    """Whether likely harm is enough to wait.
+
+    While the slice is small it is: the gate is there to catch what is broken. So it is where harm could not be shown
+    even if all the evidence spoke for it. Before adoption, with units enough, silence counts.
+    """
+    early = RolloutState.PROVING not in spec.during
+    return early or spec.metric in _RATES or (measured.n_units or 0) < UNITS_THAT_SHOW
 
 
 def _unmeasurable(spec: GateSpec, measured: Measured) -> bool:

@@ -3,7 +3,7 @@
 Law: harm is candidate over baseline less one (for throughput, one less that ratio; for rates, the difference).
     gain     passes when harm.high <= -margin, fails when harm.low > 0
     no_harm  passes when harm.high <= margin,  fails when harm.low > margin
-    veto     fails when harm.low > margin, passes unless the estimate itself lies beyond the margin
+    veto     fails when harm.low > margin; holds while it is likely, early or with few units; else passes
 The interval holds at every look. A pass needs the declared requests in each arm and the declared units; until
 then it is hold, with what is lacking. A fail does not wait. What cannot be measured is error.
 
