@@ -4,7 +4,6 @@ import aiohttp
 
 from trimtab.core.cost import CostModel
 from trimtab.core.events import Calibrated
-from trimtab.core.ports import LaunchError
 from trimtab.runtime.calibrate import Progress, calibrate_cost
 from trimtab.runtime.supervisor import System
 
@@ -14,9 +13,7 @@ async def measure_cost(
 ) -> CostModel:
     """Measure the first replica; raises `CalibrationError`, or `LaunchError` if it is not ready."""
     replica = system.fleet.replica_ids()[0]
-    url = system.url_of(replica)
-    if url is None:
-        raise LaunchError(f"replica {replica} is not ready; see its log and `trimtab ledger list`")
+    url = system.ready_url(replica)
     async with aiohttp.ClientSession() as session:
         cost = await calibrate_cost(
             url,

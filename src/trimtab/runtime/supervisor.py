@@ -19,7 +19,7 @@ from trimtab.core.config import Config
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import FleetView, RoutingPolicy
 from trimtab.core.events import RunEnded, RunStarted
-from trimtab.core.ports import Clock
+from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.prefix import BlockHasher, PrefixIndex
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
@@ -246,6 +246,15 @@ class System:
         """Where a replica serves, None unless it is ready."""
         view = self.load.view(0.0).replica(replica)
         return view.url if view is not None and view.state is ReplicaState.READY else None
+
+    def ready_url(self, replica: str) -> str:
+        """Where a replica serves; raises `LaunchError` unless it is ready."""
+        url = self.url_of(replica)
+        if url is None:
+            raise LaunchError(
+                f"replica {replica} is not ready; see its log and `trimtab ledger list`"
+            )
+        return url
 
     def process_sample(self) -> ProcessSample:
         """CPU seconds, resident bytes and latest engine readings of every replica now."""

@@ -200,8 +200,8 @@ class Tune:
             )
             async with aiohttp.ClientSession() as session:
                 self._table = await calibrate_speculation(
-                    Replica(id=plain, url=self._url(plain)),
-                    Replica(id=trial, url=self._url(trial)),
+                    Replica(id=plain, url=system.ready_url(plain)),
+                    Replica(id=trial, url=system.ready_url(trial)),
                     SPECULATION_TRIED,
                     await self._speculation_probe(),
                     engine_format=system.engine,
@@ -366,14 +366,6 @@ class Tune:
     def _known_cost(self) -> CostModel:
         assert self._cost is not None, "costs are calibrated first"
         return self._cost
-
-    def _url(self, replica: str) -> str:
-        url = self._system.url_of(replica)
-        if url is None:
-            raise LaunchError(
-                f"replica {replica} is not ready; see its log and `trimtab ledger list`"
-            )
-        return url
 
     def _left_s(self) -> float:
         return self._plan.total_s - (self._system.clock.mono_s() - self._began_s)
