@@ -5,6 +5,7 @@ then, and its lateness is reported, never hidden: a slow server would otherwise 
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
@@ -132,14 +133,14 @@ class _Run:
             self._report(row)
 
     async def _due(self, send_at_s: float) -> bool:
-        """Wait for an intended time; False when the run was stopped before it."""
-        wait_s = send_at_s - self._elapsed_s()
-        if wait_s > 0 and not self._stop.is_set():
-            try:
+        """Wait for an intended time; False when the run was stopped before it.
+
+        A timer may fire a clock tick early, and a request before its time would not be open loop: look again.
+        """
+        while not self._stop.is_set() and (wait_s := send_at_s - self._elapsed_s()) > 0:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._stop.wait()
-            except TimeoutError:
-                return True
         return not self._stop.is_set()
 
     async def _request(self, client: aiohttp.ClientSession, planned: PlannedRequest) -> SentRequest:
