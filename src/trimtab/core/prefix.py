@@ -26,8 +26,12 @@ import xxhash
 
 from trimtab.core.decision import Held
 
-SLOT_SIMILARITY = 0.1
-"""The engine's default: a slot is taken over for its prefix only if that covers more of the new prompt."""
+SLOT_SIMILARITY = 0.5
+"""A slot is taken over for its prefix only if that covers more of the new prompt: the value replicas are started with.
+
+At the engine's default of 0.1 a new session that shares no more than a system prompt overwrites the session that is
+still going on in the slot with the longest match, while slots that nobody needs stay untouched.
+"""
 
 TRUST_SMOOTHING = 0.1
 TRUST_FLOOR = 0.5

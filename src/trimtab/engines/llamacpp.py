@@ -41,6 +41,7 @@ from trimtab.core.ports import (
     RequestFacts,
     StreamEvent,
 )
+from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
 from trimtab.core.types import ErrorClass
 from trimtab.engines import openai
@@ -166,6 +167,7 @@ class LlamaCppFormat:
             "cache_ram_mib": revision.host_cache_mib,
             # Without host memory to move to, the engine would only warn about it.
             "cache_idle_slots": revision.host_cache_mib > 0,
+            "slot_prompt_similarity": SLOT_SIMILARITY,
             "cpuparams.n_threads": placement.threads,
             "cpuparams_batch.n_threads": placement.threads,
             "n_threads_http": max(_HTTP_THREADS_MIN, 8 * revision.slots),

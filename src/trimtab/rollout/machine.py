@@ -1,7 +1,7 @@
 """How a rollout moves: a closed table of states, and the ramp that climbs it.
 
-Law: a lever meets traffic in the shares of its ramp. It leaves the first share, and later the proving
-state, only after a full peak cycle there; every step up needs a `pass` of the gates on evidence from that
+Law: a lever meets traffic in the shares of its ramp; at the last one it is proving. It leaves the first share
+and the last only after a full peak cycle there; every step up needs a `pass` of the gates on evidence from that
 share. `fail` takes it back at once, `hold` stays and gives up after HOLD_CYCLES_MAX peak cycles at one share,
 `error` takes the traffic off and waits for a person for as long. While frozen nothing is promoted; taking
 back still happens.
@@ -31,14 +31,14 @@ TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
     },
     _S.CANARY: {
         _S.RAMPING: "a full peak cycle and a pass",
-        _S.PROVING: "the same, and the first share is the last",
+        _S.PROVING: "the same, and the next share is the last, or there is none",
         _S.PAUSED: "a gate could not be judged",
         _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
         _S.EXPIRED: "the record expired",
     },
     _S.RAMPING: {
         _S.RAMPING: "a pass: the next share",
-        _S.PROVING: "a pass at the last share",
+        _S.PROVING: "a pass, and the next share is the last",
         _S.PAUSED: "a gate could not be judged",
         _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
         _S.EXPIRED: "the record expired",
@@ -216,7 +216,7 @@ def _judge(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> R
 
 
 def _hold(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> Rollout:
-    # Time at one share, not in one state: the last share is judged in two states.
+    # Time at one share, not in one state: a ramp of one share is judged in two states.
     waited = now_s - rollout.share_entered_at_s
     if waited < HOLD_CYCLES_MAX * record.ramp.peak_cycle_s:
         return rollout
@@ -232,7 +232,7 @@ def _promote(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
     in_state = now_s - rollout.entered_at_s
     cycle_over = in_state >= ramp.peak_cycle_s
     passed = msgspec.structs.replace(rollout, passes=rollout.passes + 1)
-    last = rollout.share_index == len(ramp.shares) - 1
+    last = len(ramp.shares) - 1
     if rollout.state is RolloutState.PROVING:
         if not cycle_over:
             return rollout
@@ -240,10 +240,11 @@ def _promote(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
         return msgspec.structs.replace(adopted, share=1.0)
     if rollout.state is RolloutState.CANARY and not cycle_over:
         return rollout
-    if last:
-        return move(passed, RolloutState.PROVING, now_s, f"passed at {rollout.share:.0%}")
-    grown = move(passed, RolloutState.RAMPING, now_s, f"passed at {rollout.share:.0%}")
-    index = rollout.share_index + 1
+    index = min(rollout.share_index + 1, last)
+    state = RolloutState.PROVING if index == last else RolloutState.RAMPING
+    grown = move(passed, state, now_s, f"passed at {rollout.share:.0%}")
+    if index == rollout.share_index:
+        return grown
     share = ramp.shares[index]
     steps = (*rollout.steps, Step(share=share, entered_at_s=now_s))
     return msgspec.structs.replace(grown, share_index=index, share=share, steps=steps)

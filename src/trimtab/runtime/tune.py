@@ -52,7 +52,10 @@ SPECULATION_PROMPTS = 4
 SPECULATION_BATCHES = (1, 2, 3, 6)
 SPECULATION_OUTPUT_TOKENS = 40
 ROLLOUT_LOAD = 0.9
-"""Arrivals of a rollout over the affine capacity, or over one replica's for a lever that takes a replica."""
+"""Arrivals of a rollout over the affine capacity."""
+
+TAKEN_LOAD = 0.65
+"""The same for a lever that takes a replica: the others carry nearly everything while its slice is small."""
 
 BURST_LOAD = 2.5
 BURST_USERS = 4
@@ -280,15 +283,17 @@ class Tune:
         return self._look(f"after {record.name}", outcome, None)
 
     async def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
-        """Arrivals with the compressed peak; a lever that takes a replica is proven at what one replica carries."""
+        """Arrivals with the compressed peak.
+
+        For a lever that takes a replica they come from one user per replica: its premise lies in small batches.
+        """
         takes_one = record.revision is not None
-        replicas = self._system.config.fleet.replicas
-        spare = (replicas - 1) / replicas if takes_one else 1.0
         return await self._made(
-            rate_per_s=rates.affine_capacity * spare * ROLLOUT_LOAD,
+            rate_per_s=rates.affine_capacity * (TAKEN_LOAD if takes_one else ROLLOUT_LOAD),
             seed=self._plan.seed + 1 + len(self._adopted) + len(self._refused),
             duration_s=self._rollout_s(),
             peak=PeakShape(period_s=self._plan.peak_cycle_s),
+            users=self._system.config.fleet.replicas if takes_one else None,
         )
 
     async def _until_ended(self, stop: asyncio.Event) -> None:
