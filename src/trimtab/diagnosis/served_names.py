@@ -1,0 +1,86 @@
+"""What the readings of a server that somebody else runs are called.
+
+A name ends with its unit and then its qualifier. A reading over several sources carries the plain name; the same of
+one source alone is `of_source(name, source)`, and of one rank `of_rank(name, rank)`.
+"""
+
+from enum import StrEnum
+
+
+class ServedName(StrEnum):
+    """Every reading the rules about servers may ask for. Shares are 0 to 1; times in milliseconds; sizes in tokens."""
+
+    RUNNING_MEAN = "running_mean"
+    RUNNING_MAX = "running_max"
+    WAITING_MEAN = "waiting_mean"
+    WAITING_MAX = "waiting_max"
+
+    KV_USED_SHARE_MEAN = "kv_used_share_mean"
+    KV_USED_SHARE_MAX = "kv_used_share_max"
+    KV_CAPACITY_TOKENS = "kv_capacity_tokens"
+    PREEMPTIONS_PER_S = "preemptions_per_s"
+    PREEMPTIONS = "preemptions"
+
+    REQUESTS_FINISHED_PER_S = "requests_finished_per_s"
+    REQUESTS_FAILED_SHARE = "requests_failed_share"
+    PROMPT_TOKENS_PER_S = "prompt_tokens_per_s"
+    OUTPUT_TOKENS_PER_S = "output_tokens_per_s"
+    OUTPUT_GAUGE_TOKENS_PER_S = "output_gauge_tokens_per_s"
+    COMPUTED_PROMPT_TOKENS_PER_S = "computed_prompt_tokens_per_s"
+
+    PREFIX_HIT_SHARE = "prefix_hit_share"
+    PREFIX_HIT_SHARE_LIFETIME = "prefix_hit_share_lifetime"
+    PREFIX_QUERIES_TOKENS = "prefix_queries_tokens"
+
+    TTFT_MS_MEAN = "ttft_ms_mean"
+    TTFT_MS_P50 = "ttft_ms_p50"
+    TTFT_MS_P99 = "ttft_ms_p99"
+    QUEUE_MS_MEAN = "queue_ms_mean"
+    QUEUE_MS_P50 = "queue_ms_p50"
+    PREFILL_MS_MEAN = "prefill_ms_mean"
+    DECODE_MS_MEAN = "decode_ms_mean"
+    E2E_MS_MEAN = "e2e_ms_mean"
+    TPOT_MS_MEAN = "tpot_ms_mean"
+    TPOT_MS_P50 = "tpot_ms_p50"
+    TPOT_MS_P99 = "tpot_ms_p99"
+    CHUNK_GAP_MS_MEAN = "chunk_gap_ms_mean"
+
+    PROMPT_LENGTH_MEAN = "prompt_length_mean"
+    PROMPT_LENGTH_P99 = "prompt_length_p99"
+    OUTPUT_LENGTH_MEAN = "output_length_mean"
+    STEP_TOKENS_MEAN = "step_tokens_mean"
+
+    DRAFT_ACCEPTANCE_SHARE = "draft_acceptance_share"
+    ACCEPTED_LENGTH_WITH_BONUS = "accepted_length_with_bonus"
+    ACCEPTED_LENGTH_WITHOUT_BONUS = "accepted_length_without_bonus"
+    DRAFTED_SHARE_OF_STEPS = "drafted_share_of_steps"
+
+    TRANSFER_MS_MEAN = "transfer_ms_mean"
+    TRANSFER_POST_MS_MEAN = "transfer_post_ms_mean"
+    TRANSFER_BYTES_MEAN = "transfer_bytes_mean"
+    TRANSFER_BYTES_PER_S = "transfer_bytes_per_s"
+    TRANSFER_DESCRIPTORS_MEAN = "transfer_descriptors_mean"
+    TRANSFER_FAILURES = "transfer_failures"
+
+    GPU_MEMORY_USED_SHARE = "gpu_memory_used_share"
+    GPU_BUSY_SHARE = "gpu_busy_share"
+
+    RANKS = "ranks"
+    RANKS_SATURATED = "ranks_saturated"
+    RANKS_LOST = "ranks_lost"
+    RESTARTS = "restarts"
+
+    QUEUE_SHARE = "queue_share"
+    PREFILL_SHARE = "prefill_share"
+    DECODE_SHARE = "decode_share"
+    TRANSFER_SHARE = "transfer_share"
+
+
+def of_source(name: str, source: str) -> str:
+    """Return the name of a reading of one source alone."""
+    return f"{name}@{source}"
+
+
+def of_rank(name: str, rank: str) -> str:
+    """Return the name of a reading of one rank alone; the rank is written `source/rank` where sources are several."""
+    return f"{name}#{rank}"
