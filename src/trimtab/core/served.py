@@ -175,6 +175,8 @@ class ServerWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Per rank: gauges as means over the scrapes, counters and histograms as growth over the window."""
     gauges_max: tuple[Mapping[Gauge, float], ...] = ()
     """For each rank of `ranks`, the largest value of its gauges over the scrapes."""
+    totals: tuple[RankSample, ...] = ()
+    """Per rank, what the last scrape says: counters and histograms since the start of the server."""
     lost_ranks: tuple[str, ...] = ()
     restarts: int = 0
     configured: Mapping[str, str] = {}
@@ -187,6 +189,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_bytes_per_token` at the cache precision given; `weight_bytes` as stored; `active_parameters` are those that one
     token meets (all of them but for mixtures of experts). `source`: where it was read.
+
+    `lookup_parameters`: those that are only looked up and never multiplied (an input embedding that is no output
+    matrix too). `latent_kv`: keys and values are one compressed vector that every rank needs whole (MLA); such a model
+    has one KV head. `experts` and `experts_per_token`: the routed experts of a layer and how many a token meets, None
+    for dense models. `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV.
     """
 
     name: str
@@ -201,6 +208,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     active_parameters: float | None = None
     weight_bytes: float | None = None
     kv_bytes_per_token: float | None = None
+    lookup_parameters: float = 0.0
+    latent_kv: bool = False
+    experts: int | None = None
+    experts_per_token: int | None = None
+    window_tokens: int | None = None
+    windowed_layers: int = 0
     notes: tuple[str, ...] = ()
 
 
