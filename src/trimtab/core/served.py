@@ -42,6 +42,8 @@ class Gauge(StrEnum):
     GPU_MEMORY_USED_BYTES = "gpu_memory_used_bytes"
     GPU_MEMORY_TOTAL_BYTES = "gpu_memory_total_bytes"
     GPU_BUSY_SHARE = "gpu_busy_share"
+    HOST_MEMORY_USED_BYTES = "host_memory_used_bytes"
+    HOST_MEMORY_TOTAL_BYTES = "host_memory_total_bytes"
     CONTEXT_TOKENS_MAX = "context_tokens_max"
     REQUESTS_MAX = "requests_max"
     BATCH_TOKENS_MAX = "batch_tokens_max"
@@ -55,9 +57,12 @@ class Counter(StrEnum):
     CACHED_TOKENS = "cached_tokens"
     PREFIX_QUERIES = "prefix_queries_tokens"
     PREFIX_HITS = "prefix_hits_tokens"
+    EXTERNAL_QUERIES = "external_queries_tokens"
+    EXTERNAL_HITS = "external_hits_tokens"
     PREEMPTIONS = "preemptions"
     REQUESTS_FINISHED = "requests_finished"
     REQUESTS_FAILED = "requests_failed"
+    REQUESTS_REFUSED = "requests_refused"
     DRAFTS = "drafts"
     DRAFTED_TOKENS = "drafted_tokens"
     ACCEPTED_TOKENS = "accepted_tokens"
@@ -190,8 +195,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     `kv_bytes_per_token` at the cache precision given; `weight_bytes` as stored; `active_parameters` are those that one
     token meets (all of them but for mixtures of experts). `source`: where it was read.
 
-    `lookup_parameters`: those that are only looked up and never multiplied (an input embedding that is no output
-    matrix too). `latent_kv`: keys and values are one compressed vector that every rank needs whole (MLA); such a model
+    `lookup_parameters`, `lookup_bytes`: those that are only looked up and never multiplied (an input embedding that is
+    no output matrix too). `expert_bytes`: the part of `weight_bytes` that routed experts take. `latent_kv`: keys and values are one compressed vector that every rank needs whole (MLA); such a model
     has one KV head. `experts` and `experts_per_token`: the routed experts of a layer and how many a token meets, None
     for dense models. `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV.
     """
@@ -209,6 +214,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: float | None = None
     kv_bytes_per_token: float | None = None
     lookup_parameters: float = 0.0
+    lookup_bytes: float = 0.0
+    expert_bytes: float = 0.0
     latent_kv: bool = False
     experts: int | None = None
     experts_per_token: int | None = None

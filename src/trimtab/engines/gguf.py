@@ -64,7 +64,10 @@ class GGUFError(EngineFormatError):
 
 
 class GGUFHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. `fields` are the single values; of arrays only `counts` are kept."""
+    """What the header says. `fields` are the single values; of arrays only `counts` are kept.
+
+    `values`: how many values each tensor has, by the tensor's name.
+    """
 
     version: int
     tensors: int
@@ -72,6 +75,7 @@ class GGUFHeader(msgspec.Struct, frozen=True, kw_only=True):
     counts: Mapping[str, int]
     data_start: int
     data_end: int
+    values: Mapping[str, int] = {}
 
     @property
     def architecture(self) -> str:
@@ -171,12 +175,12 @@ def read_header(data: bytes | memoryview, *, file_bytes: int) -> GGUFHeader:
     counts: dict[str, int] = {}
     for _ in range(entries):
         _read_field(reader, fields, counts)
-    ends = [_read_tensor(reader) for _ in range(tensors)]
+    read = [_read_tensor(reader) for _ in range(tensors)]
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise GGUFError("its alignment is not a positive number")
     data_start = -(-reader.at // alignment) * alignment
-    data_end = data_start + max(ends, default=0)
+    data_end = data_start + max((end for _, _, end in read), default=0)
     if data_end > file_bytes:
         raise GGUFError(
             f"it is cut off: its tensors end at byte {data_end}, the file at {file_bytes}"
@@ -188,6 +192,7 @@ def read_header(data: bytes | memoryview, *, file_bytes: int) -> GGUFHeader:
         counts=counts,
         data_start=data_start,
         data_end=data_end,
+        values={name: values for name, values, _ in read},
     )
 
 
@@ -203,8 +208,8 @@ def _read_field(reader: _Reader, fields: dict[str, Value], counts: dict[str, int
         raise GGUFError(f"its field {name!r} has the unknown type {kind}")
 
 
-def _read_tensor(reader: _Reader) -> int:
-    """Return where a tensor ends, counted from the start of the data."""
+def _read_tensor(reader: _Reader) -> tuple[str, int, int]:
+    """Return a tensor's name, its number of values and where it ends, counted from the start of the data."""
     name = reader.text()
     dimensions = int(reader.number("I"))
     if dimensions > _DIMENSIONS_MAX:
@@ -214,6 +219,6 @@ def _read_tensor(reader: _Reader) -> int:
         values *= int(reader.number("Q"))
     kind, offset = int(reader.number("I")), int(reader.number("Q"))
     if kind not in _BLOCKS:
-        return offset
+        return name, values, offset
     per_block, block_bytes = _BLOCKS[kind]
-    return offset + -(-values // per_block) * block_bytes
+    return name, values, offset + -(-values // per_block) * block_bytes
