@@ -26,6 +26,7 @@ class ServedName(StrEnum):
     PROMPT_TOKENS_PER_S = "prompt_tokens_per_s"
     OUTPUT_TOKENS_PER_S = "output_tokens_per_s"
     OUTPUT_GAUGE_TOKENS_PER_S = "output_gauge_tokens_per_s"
+    OUTPUT_IMPLIED_TOKENS_PER_S = "output_implied_tokens_per_s"
     COMPUTED_PROMPT_TOKENS_PER_S = "computed_prompt_tokens_per_s"
 
     PREFIX_HIT_SHARE = "prefix_hit_share"
@@ -44,6 +45,7 @@ class ServedName(StrEnum):
     TPOT_MS_P50 = "tpot_ms_p50"
     TPOT_MS_P99 = "tpot_ms_p99"
     CHUNK_GAP_MS_MEAN = "chunk_gap_ms_mean"
+    TOKENS_PER_CHUNK_MEAN = "tokens_per_chunk_mean"
 
     PROMPT_LENGTH_MEAN = "prompt_length_mean"
     PROMPT_LENGTH_P99 = "prompt_length_p99"
@@ -54,8 +56,11 @@ class ServedName(StrEnum):
     ACCEPTED_LENGTH_WITH_BONUS = "accepted_length_with_bonus"
     ACCEPTED_LENGTH_WITHOUT_BONUS = "accepted_length_without_bonus"
     DRAFTED_SHARE_OF_STEPS = "drafted_share_of_steps"
+    DRAFTED_LENGTH_MEAN = "drafted_length_mean"
+    ACCEPTED_SHARE_OF_OUTPUT = "accepted_share_of_output"
 
     TRANSFER_MS_MEAN = "transfer_ms_mean"
+    TRANSFER_MS_P50 = "transfer_ms_p50"
     TRANSFER_POST_MS_MEAN = "transfer_post_ms_mean"
     TRANSFER_BYTES_MEAN = "transfer_bytes_mean"
     TRANSFER_BYTES_PER_S = "transfer_bytes_per_s"
@@ -69,11 +74,23 @@ class ServedName(StrEnum):
     RANKS_SATURATED = "ranks_saturated"
     RANKS_LOST = "ranks_lost"
     RESTARTS = "restarts"
+    COUNTERS_GROWN = "counters_grown"
 
     QUEUE_SHARE = "queue_share"
     PREFILL_SHARE = "prefill_share"
     DECODE_SHARE = "decode_share"
     TRANSFER_SHARE = "transfer_share"
+    UNACCOUNTED_SHARE = "unaccounted_share"
+
+
+def low_of(name: str) -> str:
+    """Return the name of the lower end of a quantile's bucket."""
+    return f"{name}_low"
+
+
+def high_of(name: str) -> str:
+    """Return the name of the upper end of a quantile's bucket; it is unknown above the last edge."""
+    return f"{name}_high"
 
 
 def of_source(name: str, source: str) -> str:

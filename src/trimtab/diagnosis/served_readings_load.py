@@ -1,0 +1,271 @@
+"""Readings of what is in flight: requests running and waiting, KV, ranks, devices.
+
+Law: requests are summed over ranks; KV is a mean and a maximum, for one full rank stops its own requests however
+empty the others are. A rank is saturated if it cannot take another request: its KV is full, or it makes requests wait
+at a high KV share or at its limit of requests.
+"""
+
+import math
+from collections.abc import Iterator
+
+from trimtab.core.evidence import Evidence, Reading, Unknown
+from trimtab.core.served import Counter, Gauge, RankSample, ServerWindow
+from trimtab.diagnosis.served_names import ServedName, of_rank
+from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Origin, Pool
+
+KV_FULL_SHARE = 0.95
+"""A rank's KV counts as full from this used share on."""
+
+KV_HIGH_SHARE = 0.90
+"""A rank that makes requests wait is held by its KV from this used share on."""
+
+_IN_FLIGHT = (
+    (Gauge.RUNNING, ServedName.RUNNING_MEAN, ServedName.RUNNING_MAX),
+    (Gauge.WAITING, ServedName.WAITING_MEAN, ServedName.WAITING_MAX),
+)
+_BY_RANK = (
+    (Gauge.RUNNING, ServedName.RUNNING_MEAN, "requests"),
+    (Gauge.WAITING, ServedName.WAITING_MEAN, "requests"),
+    (Gauge.KV_USED_SHARE, ServedName.KV_USED_SHARE_MEAN, "share"),
+)
+
+
+def load_readings(pool: Pool) -> Iterator[Reading]:
+    """Give the readings of gauges and ranks."""
+    for gauge, mean, peak in _IN_FLIGHT:
+        yield _summed(pool, gauge, mean, "requests")
+        yield _summed(pool, gauge, peak, "requests", peak=True)
+    yield from _kv(pool)
+    yield from _ranks(pool)
+    yield from _by_rank(pool)
+    yield from _devices(pool)
+    yield _summed(pool, Gauge.OUTPUT_TOKENS_PER_S, ServedName.OUTPUT_GAUGE_TOKENS_PER_S, "tokens/s")
+
+
+def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = False) -> Reading:
+    told = pool.gauges(gauge, peak=peak)
+    if told is None:
+        return Unknown(name, pool.absent(gauge))
+    values, origin = told
+    if origin.lost:
+        text = f"rank {', '.join(origin.lost)} vanished; the ranks that remain say {_sum(values)}"
+        return Unknown(name, text)
+    note = f"sum over {len(values)} ranks" if len(values) > 1 else ""
+    if peak and len(values) > 1:
+        note = f"{note}, whose peaks need not fall together"
+    moment = f"peak of {origin.scrapes} scrapes" if peak and origin.scrapes > 1 else origin.moment
+    note = "; ".join(part for part in (moment, note) if part)
+    return pool.evidence(name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note)
+
+
+def _sum(values: tuple[float, ...]) -> str:
+    return f"{math.fsum(values):g}"
+
+
+def _kv(pool: Pool) -> Iterator[Reading]:
+    used, peaks = pool.gauges(Gauge.KV_USED_SHARE), pool.gauges(Gauge.KV_USED_SHARE, peak=True)
+    if used is None or peaks is None:
+        for name in (ServedName.KV_USED_SHARE_MEAN, ServedName.KV_USED_SHARE_MAX):
+            yield Unknown(name, pool.absent(Gauge.KV_USED_SHARE))
+    else:
+        yield _kv_mean(pool, *used)
+        values, origin = peaks
+        note = f"highest of {len(values)} ranks and {origin.scrapes} scrapes"
+        yield pool.evidence(
+            ServedName.KV_USED_SHARE_MAX,
+            max(values),
+            "share",
+            origin,
+            samples=origin.scrapes,
+            note=note,
+        )
+    yield _summed(pool, Gauge.KV_CAPACITY_TOKENS, ServedName.KV_CAPACITY_TOKENS, "tokens")
+
+
+def _kv_mean(pool: Pool, values: tuple[float, ...], origin: Origin) -> Reading:
+    name, mean = ServedName.KV_USED_SHARE_MEAN, math.fsum(values) / len(values)
+    if origin.lost:
+        text = f"rank {', '.join(origin.lost)} vanished; the ranks that remain say {mean:.3g}"
+        return Unknown(name, text)
+    note = f"{origin.moment}; mean over {len(values)} ranks" if len(values) > 1 else origin.moment
+    return pool.evidence(name, mean, "share", origin, samples=origin.scrapes, note=note)
+
+
+def _engines(pool: Pool) -> tuple[ServerWindow, ...]:
+    """Return the windows that have ranks which serve requests."""
+    return tuple(
+        window
+        for window in pool.windows
+        if window.engine not in FRONT_ENDS and (window.lost_ranks or _serving(window))
+    )
+
+
+def _serving(window: ServerWindow) -> tuple[RankSample, ...]:
+    """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
+    wanted = {Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE}
+    loaded = tuple(rank for rank in window.ranks if wanted & rank.gauges.keys())
+    return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
+
+
+def _ranks(pool: Pool) -> Iterator[Reading]:
+    windows = _engines(pool)
+    if not windows:
+        for name in (
+            ServedName.RANKS,
+            ServedName.RANKS_SATURATED,
+            ServedName.RANKS_LOST,
+            ServedName.RESTARTS,
+            ServedName.COUNTERS_GROWN,
+        ):
+            yield Unknown(name, "no source is an engine's own page")
+        return
+    origin = Origin(windows, ())
+    here = [rank for window in windows for rank in _serving(window)]
+    yield pool.evidence(ServedName.RANKS, len(here), "ranks", origin, note="in the last scrape")
+    judged = [(rank, held) for rank in here if (held := saturated_by(rank)) is not None]
+    if not judged:
+        reason = f"{pool.absent(Gauge.KV_USED_SHARE)}; nor is a limit of requests known"
+        yield Unknown(ServedName.RANKS_SATURATED, reason)
+    else:
+        full = [f"rank {rank.rank}: {held}" if rank.rank else held for rank, held in judged if held]
+        note = "; ".join([f"{len(judged)} of {len(here)} ranks can be judged", *full])
+        yield pool.evidence(
+            ServedName.RANKS_SATURATED, len(full), "ranks", origin, samples=len(judged), note=note
+        )
+    if origin.scrapes == len(windows):
+        reason = "one scrape cannot tell: a second scrape shows what vanished or restarted"
+        for name in (ServedName.RANKS_LOST, ServedName.RESTARTS, ServedName.COUNTERS_GROWN):
+            yield Unknown(name, reason)
+        return
+    lost, restarts = (
+        sum(len(one.lost_ranks) for one in windows),
+        sum(one.restarts for one in windows),
+    )
+    note = f"not in the last scrape: {', '.join(origin.lost)}" if lost else ""
+    yield pool.evidence(
+        ServedName.RANKS_LOST, lost, "ranks", origin, samples=origin.scrapes, note=note
+    )
+    yield pool.evidence(
+        ServedName.RESTARTS,
+        restarts,
+        "restarts",
+        origin,
+        samples=origin.scrapes,
+        note="counters that went back between scrapes",
+    )
+    yield _counters_grown(pool, windows)
+
+
+def _counters_grown(pool: Pool, windows: tuple[ServerWindow, ...]) -> Reading:
+    """Tell idle or stuck from stale: what runs and counts nothing is not read anew, or does not move."""
+    told = [window for window in windows if not window.lifetime]
+    if not told:
+        return Unknown(
+            ServedName.COUNTERS_GROWN, "no stretch without a restart: a further scrape tells"
+        )
+    grown = {
+        key.value
+        for window in told
+        for rank in window.ranks
+        for key, value in (
+            *rank.counters.items(),
+            *((key, one.total) for key, one in rank.distributions.items()),
+        )
+        if value > 0
+    }
+    return pool.evidence(
+        ServedName.COUNTERS_GROWN,
+        len(grown),
+        "counters",
+        Origin(tuple(told), ()),
+        note="counters and histograms that moved in the window",
+    )
+
+
+def saturated_by(rank: RankSample) -> str | None:
+    """Return what keeps a rank from taking another request, "" if nothing does, None if it cannot be told."""
+    kv, waiting = rank.gauges.get(Gauge.KV_USED_SHARE), rank.gauges.get(Gauge.WAITING)
+    running, limit = rank.gauges.get(Gauge.RUNNING), rank.gauges.get(Gauge.REQUESTS_MAX)
+    waits = waiting is not None and waiting >= 1.0
+    if kv is not None and kv >= (KV_HIGH_SHARE if waits else KV_FULL_SHARE):
+        return f"KV {kv:.0%} used" + (f", {waiting:g} waiting" if waits else "")
+    if waits and limit and running is not None and running >= limit:
+        return f"{running:g} of {limit:g} requests run, {waiting:g} waiting"
+    return None if kv is None and not limit else ""
+
+
+def _by_rank(pool: Pool) -> Iterator[Reading]:
+    """Give each rank's own load, where there are several or one vanished; a rank that vanished is unknown."""
+    windows = _engines(pool)
+    if sum(len(_serving(window)) + len(window.lost_ranks) for window in windows) < 2:
+        return
+    for window in windows:
+        for rank in _serving(window):
+            yield from _one_rank(pool, window, rank, _label(windows, window, rank.rank))
+        for lost in window.lost_ranks:
+            label = _label(windows, window, lost)
+            for _, name, _ in _BY_RANK:
+                yield Unknown(
+                    of_rank(name, label),
+                    "the rank is not in the last scrape: it may be idle or dead",
+                )
+
+
+def _label(windows: tuple[ServerWindow, ...], window: ServerWindow, rank: str) -> str:
+    return f"{window.source}/{rank}" if len(windows) > 1 else rank
+
+
+def _one_rank(pool: Pool, window: ServerWindow, rank: RankSample, label: str) -> Iterator[Evidence]:
+    for gauge, name, unit in _BY_RANK:
+        if gauge in rank.gauges:
+            origin = Origin((window,), (window.names.get(gauge.value, gauge.value),))
+            value = rank.gauges[gauge]
+            yield pool.evidence(
+                of_rank(name, label),
+                value,
+                unit,
+                origin,
+                samples=window.scrapes,
+                note=origin.moment,
+            )
+    if Counter.PREEMPTIONS in rank.counters:
+        origin = Origin((window,), (window.names.get(Counter.PREEMPTIONS.value, "preemptions"),))
+        yield pool.evidence(
+            of_rank(ServedName.PREEMPTIONS, label),
+            rank.counters[Counter.PREEMPTIONS],
+            "preemptions",
+            origin,
+            note=origin.growth,
+        )
+
+
+def _devices(pool: Pool) -> Iterator[Reading]:
+    used, total = Gauge.GPU_MEMORY_USED_BYTES, Gauge.GPU_MEMORY_TOTAL_BYTES
+    name, both = ServedName.GPU_MEMORY_USED_SHARE, pool.origin(used, total)
+    shares = [
+        rank.gauges[used] / rank.gauges[total]
+        for window in (both.windows if both else ())
+        for rank in window.ranks
+        if used in rank.gauges and rank.gauges.get(total, 0.0) > 0
+    ]
+    if both is None or not shares:
+        yield Unknown(name, pool.absent(used, total))
+    elif max(shares) > 1.0:
+        yield Unknown(name, f"more memory used than there is ({max(shares):.3g}): units differ")
+    else:
+        note = f"{both.moment}; mean over {len(shares)} devices, highest {max(shares):.0%}"
+        mean = math.fsum(shares) / len(shares)
+        yield pool.evidence(name, mean, "share", both, samples=both.scrapes, note=note)
+    busy = pool.gauges(Gauge.GPU_BUSY_SHARE)
+    if busy is None:
+        yield Unknown(ServedName.GPU_BUSY_SHARE, pool.absent(Gauge.GPU_BUSY_SHARE))
+        return
+    values, origin = busy
+    note = (
+        f"{origin.moment}; {len(values)} devices, {min(values):.0%} to {max(values):.0%}; "
+        "time with any work on the device, however little"
+    )
+    mean = math.fsum(values) / len(values)
+    yield pool.evidence(
+        ServedName.GPU_BUSY_SHARE, mean, "share", origin, samples=origin.scrapes, note=note
+    )

@@ -1,0 +1,99 @@
+"""What a reader of the readings must know: sources that contradict each other, and populations that differ.
+
+A contradiction is shown and never settled in silence: both values stand, and the note says which is trusted and why.
+Counters are trusted before gauges, for a gauge is one moment of a value that the engine averages as it likes; engines
+are trusted before front ends, for a front end sees only what passes through it.
+"""
+
+from collections.abc import Iterator
+
+from trimtab.core.evidence import Readings
+from trimtab.core.served import Counter, Distribution, Gauge, Note
+from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Pool, pool_of
+from trimtab.diagnosis.served_readings_times import leaves_out_waiting, population_text
+
+RATE_FACTOR_MAX = 2.0
+"""A throughput gauge and the counters' rate may differ by this factor before they contradict each other."""
+
+IMPLIED_FACTOR_MAX = 3.0
+"""The same for running requests over time per token, which counts requests in prefill too."""
+
+HIT_SHARE_GAP_MAX = 0.10
+"""Two hit shares of one window may differ by this much."""
+
+
+def contradictions(pool: Pool, readings: Readings) -> tuple[Note, ...]:
+    """Return what of the readings contradicts itself."""
+    throughput = throughput_conflict(readings)
+    found = [Note(kind="conflict", text=throughput)] if throughput else []
+    found.extend(_hit_shares(pool, readings))
+    found.extend(_front_ends(pool))
+    if leaves_out_waiting(pool):
+        text = "the mean wait exceeds the mean time to the first token, which leaves the wait out"
+        found.append(Note(kind="conflict", text=text, metric=Distribution.TTFT.value))
+    if people := population_text(pool):
+        found.append(Note(kind="population", text=people, metric=Distribution.E2E.value))
+    return tuple(found)
+
+
+def throughput_conflict(readings: Readings) -> str:
+    """Return in words what contradicts the throughput gauge, "" if nothing does."""
+    gauge = readings.value(ServedName.OUTPUT_GAUGE_TOKENS_PER_S)
+    if gauge is None:
+        return ""
+    for name, factor, words in (
+        (ServedName.OUTPUT_TOKENS_PER_S, RATE_FACTOR_MAX, "the counters' rate is"),
+        (
+            ServedName.OUTPUT_IMPLIED_TOKENS_PER_S,
+            IMPLIED_FACTOR_MAX,
+            "running requests over time per token give",
+        ),
+    ):
+        told = readings.value(name)
+        # Near zero a ratio says nothing: one request more or less is the difference.
+        if told is not None and max(gauge, told) > 1.0 and not _near(gauge, told, factor):
+            return (
+                f"the throughput gauge says {gauge:.4g} tokens/s, {words} {told:.4g}: "
+                "the gauge is not trusted"
+            )
+    return ""
+
+
+def _near(one: float, other: float, factor: float) -> bool:
+    return max(one, other) <= factor * max(min(one, other), 1e-9)
+
+
+def _hit_shares(pool: Pool, readings: Readings) -> Iterator[Note]:
+    """Compare the engine's own hit rate with the counters of the window."""
+    told = pool.gauges(Gauge.PREFIX_HIT_SHARE)
+    counted = pool.origin(Counter.PREFIX_HITS, Counter.PREFIX_QUERIES)
+    share = readings.value(ServedName.PREFIX_HIT_SHARE)
+    if told is None or counted is None or share is None:
+        return
+    mean = sum(told[0]) / len(told[0])
+    if abs(mean - share) > HIT_SHARE_GAP_MAX:
+        text = (
+            f"hit rate {mean:.1%} by the gauge and {share:.1%} by the counters of the window: "
+            "the counters are trusted, the gauge speaks of a stretch that the engine chooses"
+        )
+        yield Note(kind="conflict", text=text, metric=Gauge.PREFIX_HIT_SHARE.value)
+
+
+def _front_ends(pool: Pool) -> Iterator[Note]:
+    """Compare what front ends and the engines behind them say of the same requests."""
+    front = tuple(one for one in pool.windows if one.engine in FRONT_ENDS)
+    engines = tuple(one for one in pool.windows if one.engine not in FRONT_ENDS)
+    if not front or not engines:
+        return
+    before, behind = pool_of(front, pool.id_prefix), pool_of(engines, pool.id_prefix)
+    for counter in (Counter.REQUESTS_FINISHED, Counter.OUTPUT_TOKENS):
+        one, other = before.rate(counter), behind.rate(counter)
+        if isinstance(one, str) or isinstance(other, str):
+            continue
+        if max(one.value, other.value) > 0.1 and not _near(one.value, other.value, RATE_FACTOR_MAX):
+            text = (
+                f"{counter.value} per second: {one.value:.4g} at the front end, "
+                f"{other.value:.4g} at the engines, which are trusted"
+            )
+            yield Note(kind="conflict", text=text, metric=counter.value)
