@@ -62,7 +62,6 @@ class Counter(StrEnum):
     PREEMPTIONS = "preemptions"
     REQUESTS_FINISHED = "requests_finished"
     REQUESTS_FAILED = "requests_failed"
-    REQUESTS_REFUSED = "requests_refused"
     DRAFTS = "drafts"
     DRAFTED_TOKENS = "drafted_tokens"
     ACCEPTED_TOKENS = "accepted_tokens"
