@@ -1,0 +1,76 @@
+"""Reads what a person knows of servers: a file of facts, a model's configuration, a name of hardware."""
+
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from trimtab.core.accelerators import UnknownAcceleratorError, find_accelerator
+from trimtab.core.ports import EngineFormatError
+from trimtab.core.served import Accelerator, ModelShape
+from trimtab.diagnosis.served_facts import ServedFacts
+from trimtab.engines.gguf import MAGIC, read_header
+from trimtab.engines.model_config import read_model_config, shape_of_gguf
+from trimtab.engines.model_names import find_model_shape, known_names
+from trimtab.runtime.ceilings import measured_cpu
+from trimtab.runtime.served_sources import SourceError
+
+FACTS_BYTES_MAX: Final = 1024 * 1024
+GGUF_HEADER_BYTES_MAX: Final = 64 * 1024 * 1024
+LOCAL_CPU: Final = "cpu"
+"""The name of hardware that means the machine at hand."""
+
+
+def read_facts(path: Path) -> ServedFacts:
+    """Read a file of facts, TOML or (ending in .json) JSON; raises `SourceError` with the path of a wrong key."""
+    data = _bytes_of(path, FACTS_BYTES_MAX)
+    try:
+        if path.suffix.lower() == ".json":
+            return msgspec.json.decode(data, type=ServedFacts)
+        return msgspec.convert(tomllib.loads(data.decode()), ServedFacts)
+    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path} is no file of facts: {error}") from error
+
+
+def read_model(text: str) -> ModelShape:
+    """Return the shape of a model: a config.json (or its folder), a GGUF file, or a name; raises `SourceError`."""
+    path = Path(text)
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if not path.is_file():
+        found = find_model_shape(text)
+        if found is None:
+            names = ", ".join(known_names())
+            raise SourceError(f"{text} is no file and no known model; known are: {names}")
+        return found
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(GGUF_HEADER_BYTES_MAX)
+        if head.startswith(MAGIC):
+            header = read_header(head, file_bytes=path.stat().st_size)
+            return shape_of_gguf(header, source=str(path))
+        return read_model_config(head, source=str(path))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    except EngineFormatError as error:
+        raise SourceError(f"{path} describes no model: {error}") from error
+
+
+def find_hardware(name: str) -> Accelerator:
+    """Return the ceilings of a device by name; "cpu" measures this machine for a moment. Raises `SourceError`."""
+    if name.lower() == LOCAL_CPU:
+        return measured_cpu()
+    try:
+        return find_accelerator(name)
+    except UnknownAcceleratorError as error:
+        raise SourceError(str(error)) from error
+
+
+def _bytes_of(path: Path, limit: int) -> bytes:
+    try:
+        if path.stat().st_size > limit:
+            raise SourceError(f"{path} has more than {limit:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
