@@ -253,7 +253,7 @@ def ruled_out(readings: Readings) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def unknowns(readings: Readings, names: Sequence[Name]) -> tuple[Finding, ...]:
+def unknowns(readings: Readings, names: Sequence[str]) -> tuple[Finding, ...]:
     """Return what is not known, with the reasons."""
     found = (readings.get(name) for name in names)
     return tuple(

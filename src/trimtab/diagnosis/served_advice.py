@@ -1,4 +1,4 @@
-"""The nouns of advice about servers of others: what binds, whether that is well, what to do first and what not to do."""
+"""The nouns of advice about servers of others: what binds, whether all is well, what to do first and what not."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -46,19 +46,20 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A fact that refuses keys it does not know."""
 
 
-class TpotRatio(_Strict):
+class TpotRatio(_Strict, frozen=True, kw_only=True):
     """Measured TPOT with speculation over TPOT without it, at one batch; below 1 it pays."""
 
     batch: float
     ratio: float
 
 
-class SpeculationFacts(_Strict):
+class SpeculationFacts(_Strict, frozen=True, kw_only=True):
     """What was measured of speculation. Times in milliseconds.
 
-    `ratios`: by batch. `is_on`: whether it drafts now. `step_ms`, `proposer_ms`: one decode step, and what
-    drafting for it costs. `waiting_share`: part of the test in which requests waited. `uncombinable`: what the
-    engine's version cannot combine with speculation; `wanted_with`: what the traffic combines it with.
+    `ratios`: by batch. `is_on`: whether it drafts now. `batches`: those met live, in order. `step_ms`,
+    `proposer_ms`: one decode step, and what drafting for it costs; `tokens_per_draft` are accepted ones.
+    `waiting_share`: part of the test in which requests waited. `uncombinable`: what the engine's version cannot
+    combine with speculation; `wanted_with`: what the traffic combines it with.
     """
 
     ratios: tuple[TpotRatio, ...] = ()
@@ -68,11 +69,11 @@ class SpeculationFacts(_Strict):
     proposer_ms: float | None = None
     tokens_per_draft: float | None = None
     waiting_share: float | None = None
-    uncombinable: tuple[str, ...] = ()
+    uncombinable: tuple[str, ...] | None = None
     wanted_with: tuple[str, ...] = ()
 
 
-class ArmTimes(_Strict):
+class ArmTimes(_Strict, frozen=True, kw_only=True):
     """One side of a comparison as clients and server counted it. Milliseconds and tokens, per request means."""
 
     chunk_gap_ms: float | None = None
@@ -83,7 +84,7 @@ class ArmTimes(_Strict):
     chunks: float | None = None
 
 
-class AcceptanceSlice(_Strict):
+class AcceptanceSlice(_Strict, frozen=True, kw_only=True):
     """Draft acceptance of one part of the traffic (a temperature, a label), on two days or in two arms."""
 
     name: str
@@ -93,7 +94,7 @@ class AcceptanceSlice(_Strict):
     acceptance_after: float
 
 
-class ValiditySlice(_Strict):
+class ValiditySlice(_Strict, frozen=True, kw_only=True):
     """Valid answers of one slice: counts of baseline and candidate, and the slice's part of the traffic."""
 
     name: str
@@ -104,7 +105,7 @@ class ValiditySlice(_Strict):
     n_after: int
 
 
-class OutputDifference(_Strict):
+class OutputDifference(_Strict, frozen=True, kw_only=True):
     """Part of prompts whose greedy outputs differ: between arms, and between two runs of the baseline.
 
     `n` counts prompts on each side.
@@ -116,10 +117,11 @@ class OutputDifference(_Strict):
     n_twice: int | None = None
 
 
-class CacheFacts(_Strict):
+class CacheFacts(_Strict, frozen=True, kw_only=True):
     """What others than the engine say of prefix caching. Shares 0 to 1.
 
-    `proxy_hit_share`: as a proxy counts it. `reuse_ceiling_share`: what the prompts allow, as the prompt lint finds.
+    `proxy_hit_share`: as a proxy counts it. `reuse_ceiling_share`, `reuse_after_fix_share`: what the prompts allow as
+    they are, and after the fix that the prompt lint names.
     `salted_predicted_share`, `salted_engine_share`: hits that a router promised, and that engines had, for requests
     with a salt. `enabled`: whether the engine caches at all. `same_tenant_hit`, `other_tenant_hit`: what a test of
     isolation saw.
@@ -127,6 +129,7 @@ class CacheFacts(_Strict):
 
     proxy_hit_share: float | None = None
     reuse_ceiling_share: float | None = None
+    reuse_after_fix_share: float | None = None
     salted_predicted_share: float | None = None
     salted_engine_share: float | None = None
     enabled: bool | None = None
@@ -134,7 +137,7 @@ class CacheFacts(_Strict):
     other_tenant_hit: bool | None = None
 
 
-class ReplicaLoad(_Strict):
+class ReplicaLoad(_Strict, frozen=True, kw_only=True):
     """One server as a router may see it. `match_share`: part of the request's prompt that it holds (0 to 1)."""
 
     name: str
@@ -144,7 +147,7 @@ class ReplicaLoad(_Strict):
     match_share: float = 0.0
 
 
-class BalanceFacts(_Strict):
+class BalanceFacts(_Strict, frozen=True, kw_only=True):
     """The servers behind one router and how it counts.
 
     `routers` routers share the traffic and each sees its own requests only; `seen_gap` is the difference in requests
@@ -158,17 +161,18 @@ class BalanceFacts(_Strict):
     threshold: float | None = None
 
 
-class LayoutTime(_Strict):
+class LayoutTime(_Strict, frozen=True, kw_only=True):
     """A measured TPOT at batch 1 of a tensor-parallel layout."""
 
     tensor_parallel: int
     tpot_ms: float
 
 
-class LayoutFacts(_Strict):
+class LayoutFacts(_Strict, frozen=True, kw_only=True):
     """What decides a parallel layout. Counts are of accelerators unless said.
 
-    `fits_on`: the fewest that hold the model with its KV. `tensor_parallel`: as configured now. `tokens_per_step`:
+    `fits_on`: the fewest that hold the model with its KV. `tensor_parallel`: as asked for, `tensor_parallel_now` as it
+    is; `tpot_ms_target`: for single streams. `tokens_per_step`:
     of one engine step. `expert_load_max_over_mean`: load of the busiest rank of experts over the mean.
     `kv_replication`: the engine copies KV heads where there are fewer than ranks. `latent_attention`: one compressed
     KV head (MLA).
@@ -180,6 +184,8 @@ class LayoutFacts(_Strict):
     fits_on: int | None = None
     measured: tuple[LayoutTime, ...] = ()
     tensor_parallel: int | None = None
+    tensor_parallel_now: int | None = None
+    tpot_ms_target: float | None = None
     heads: int | None = None
     kv_heads: int | None = None
     kv_replication: bool = False
@@ -191,7 +197,7 @@ class LayoutFacts(_Strict):
     expert_load_max_over_mean: float | None = None
 
 
-class TransferFacts(_Strict):
+class TransferFacts(_Strict, frozen=True, kw_only=True):
     """What is known of moving KV between servers beside its counters. Bytes per second, milliseconds."""
 
     link_bytes_per_s: float | None = None
@@ -200,7 +206,7 @@ class TransferFacts(_Strict):
     first_ms: float | None = None
 
 
-class HandOffFacts(_Strict):
+class HandOffFacts(_Strict, frozen=True, kw_only=True):
     """One hand-off from a prefill to a decode server, or the stream of those that failed. Tokens, milliseconds.
 
     `cached_on_decode`: tokens of the prompt that the decode server says it had; `moved` what was handed over.
@@ -228,18 +234,18 @@ class HandOffFacts(_Strict):
     timeout_s: float | None = None
 
 
-class GapChange(_Strict):
+class GapChange(_Strict, frozen=True, kw_only=True):
     """ITL of two arms: mean, median and the first gap of a stream, in milliseconds."""
 
-    mean_before: float
-    mean_after: float
-    median_before: float
-    median_after: float
+    mean_before: float | None = None
+    mean_after: float | None = None
+    median_before: float | None = None
+    median_after: float | None = None
     first_before: float | None = None
     first_after: float | None = None
 
 
-class ServedFacts(_Strict):
+class ServedFacts(_Strict, frozen=True, kw_only=True):
     """Everything a person may tell beside metrics. `accelerators` hold one copy of the model.
 
     `requested` and `effective` are configurations as text by key. `cost` is what prefill and decode were measured

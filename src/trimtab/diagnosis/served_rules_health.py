@@ -1,0 +1,179 @@
+"""Whether a server does well, what not to do about it, and what would tell what is unknown."""
+
+import math
+from collections.abc import Iterator
+
+from trimtab.core.evidence import Readings
+from trimtab.core.findings import Finding
+from trimtab.core.types import Phase, Resource, Technique
+from trimtab.diagnosis.binding import KV_FULL_SHARE
+from trimtab.diagnosis.served_advice import Activity, Binding, Outcome
+from trimtab.diagnosis.served_facts import ServedFacts
+from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_rules_budgets import work_share
+from trimtab.diagnosis.served_rules_ceilings import LITTLE_SHARE
+from trimtab.diagnosis.served_rules_costs import Costs
+from trimtab.diagnosis.served_rules_phases import (
+    QUEUE_MIN_SHARE,
+    kv_full,
+    kv_used,
+)
+from trimtab.diagnosis.served_rules_proposals import Weighed
+from trimtab.diagnosis.served_rules_time import Times
+from trimtab.diagnosis.served_rules_warnings import FAILED_SHARE, bounds_of, hits_untrusted
+
+CEILING_SHARE = 0.85
+"""Above this part of a ceiling a phase is not well, even where nothing queues."""
+
+
+def outcome_of(healthy: bool | None, binding: Binding | None) -> Outcome:
+    """Return healthy only where that is known; else a bottleneck if one is known."""
+    if healthy:
+        return Outcome.HEALTHY
+    return Outcome.CANNOT_TELL if binding is None else Outcome.BOTTLENECK
+
+
+def health_of(
+    readings: Readings, facts: ServedFacts, times: Times, costs: Costs, activity: Activity
+) -> tuple[bool | None, str]:
+    """Say whether all targets are met or, without targets, nothing queues and no ceiling is near; None: cannot tell."""
+    if activity is Activity.STALE:
+        return None, "the readings are stale"
+    failed = readings.value(ServedName.REQUESTS_FAILED_SHARE)
+    if failed is not None and failed > FAILED_SHARE:
+        return False, f"{failed:.1%} of the requests fail"
+    if facts.ttft_ms_target is not None or facts.tpot_ms_target is not None:
+        return _targets(readings, facts)
+    if activity is Activity.IDLE:
+        return True, "nothing runs or waits"
+    return _ceilings(readings, times, costs)
+
+
+def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
+    asked = (
+        ("TTFT", facts.ttft_ms_target, ServedName.TTFT_MS_P99, ServedName.TTFT_MS_MEAN),
+        ("TPOT", facts.tpot_ms_target, ServedName.TPOT_MS_P99, ServedName.TPOT_MS_MEAN),
+    )
+    found = [
+        _met(word, target, readings, tail, mean)
+        for word, target, tail, mean in asked
+        if target is not None
+    ]
+    text = "; ".join(text for _, text in found)
+    if any(met is False for met, _ in found):
+        return False, text
+    return (None if any(met is None for met, _ in found) else True), text
+
+
+def _met(
+    word: str, target: float, readings: Readings, tail: str, mean: str
+) -> tuple[bool | None, str]:
+    """Judge the p99 where it is told, else the mean; a target inside the p99's bucket cannot be judged."""
+    bounds = bounds_of(readings, tail)
+    if bounds is None:
+        value = readings.value(mean)
+        if value is None:
+            return None, f"{word} is unknown"
+        return (
+            value <= target,
+            f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)",
+        )
+    low, high = bounds
+    told = f"> {low:,.0f} ms" if math.isinf(high) else f"between {low:,.4g} and {high:,.4g} ms"
+    text = f"{word} p99 {told}, target {target:,.4g} ms"
+    if high <= target:
+        return True, text
+    return (False, text) if low >= target else (None, f"{text}: the histogram cannot tell")
+
+
+def _ceilings(readings: Readings, times: Times, costs: Costs) -> tuple[bool | None, str]:
+    kv = kv_full(readings)
+    if kv is not None:
+        return False, kv
+    if times.queue is not None and times.queue >= QUEUE_MIN_SHARE:
+        return False, f"requests queue for {times.queue:.0%} of their time"
+    used, work = kv_used(readings), work_share(costs)
+    if work is not None and work > CEILING_SHARE:
+        return False, f"the work observed takes {work:.0%} of what {costs.source} allows"
+    missing = [
+        text
+        for text, value in (
+            ("waiting requests or queue time", times.queue),
+            ("KV usage", used),
+            (costs.missing or "token rates of a window", work),
+        )
+        if value is None
+    ]
+    if missing:
+        return None, f"without targets it takes {'; '.join(missing)}"
+    return True, (
+        f"nothing queues, {used or 0.0:.0%} of the KV cache and {work or 0.0:.0%} of the other ceilings is in use"
+    )
+
+
+def not_to_do(at: Weighed) -> tuple[Finding, ...]:
+    """Return what the readings speak against, although it is often done."""
+    return tuple(_against(at))
+
+
+def _against(at: Weighed) -> Iterator[Finding]:
+    readings, binding = at.readings, at.binding
+    untrusted = hits_untrusted(readings, at.facts)
+    hit_ids = readings.ids(ServedName.PREFIX_HIT_SHARE)
+    if untrusted is not None:
+        yield Finding(text=f"do not build on the hit share: {untrusted}", evidence=hit_ids)
+    caching = at.ceilings[Technique.PREFIX_CACHING].gain_share
+    if caching is not None and caching < LITTLE_SHARE:
+        why = at.ceilings[Technique.PREFIX_CACHING].because
+        yield Finding(
+            text=f"do not tune prefix caching, at most {caching:.1%}: {why}", evidence=hit_ids
+        )
+    used = kv_used(readings)
+    if used is not None and used < KV_FULL_SHARE / 2.0:
+        names = (ServedName.KV_USED_SHARE_MAX, ServedName.KV_USED_SHARE_MEAN)
+        text = (
+            f"do not buy memory or quantize KV for capacity: {used:.0%} of the KV cache is in use"
+        )
+        yield Finding(text=text, evidence=readings.ids(*names))
+    if binding is None:
+        return
+    if binding.phase is Phase.QUEUE:
+        text = "do not turn speculation on: requests wait, and verifying drafts takes compute from them"
+        yield Finding(text=text, evidence=readings.ids(ServedName.WAITING_MEAN))
+    if binding.phase is not Phase.QUEUE and (at.times.queue or 0.0) < QUEUE_MIN_SHARE:
+        yield Finding(
+            text=f"do not add replicas for latency: requests hardly queue, {binding.phase.value} takes the time",
+            evidence=readings.ids(ServedName.QUEUE_SHARE, ServedName.WAITING_MEAN),
+        )
+    if binding.resource is Resource.COMPUTE:
+        text = "do not quantize weights alone to four bits: compute binds, and unpacking them adds to it"
+        yield Finding(text=text)
+    if binding.phase is Phase.QUEUE and binding.resource is Resource.ADMISSION:
+        text = (
+            "do not change kernels, precision or layout first: requests wait before any of it runs"
+        )
+        yield Finding(text=text)
+
+
+_TOLD_BY: tuple[tuple[str, str], ...] = (
+    (ServedName.WAITING_MEAN, "the engine's gauge of waiting requests"),
+    (ServedName.RUNNING_MEAN, "the engine's gauge of running requests"),
+    (ServedName.KV_USED_SHARE_MAX, "the engine's gauge of KV usage"),
+    (ServedName.OUTPUT_TOKENS_PER_S, "a second scrape (--window)"),
+    (ServedName.GPU_MEMORY_USED_SHARE, "a DCGM exporter for device memory"),
+)
+
+
+def would_tell(
+    readings: Readings, facts: ServedFacts, times: Times, costs: Costs
+) -> tuple[str, ...]:
+    """Return the flags, scrapes and metrics that would tell what is unknown, most useful first, each once."""
+    found: list[str] = []
+    if costs.missing:
+        found.append(costs.missing)
+    if times.queue is None or times.prefill is None or times.decode is None:
+        found.append("the engine's histograms of queue, prefill and decode time")
+    found += [text for name, text in _TOLD_BY if readings.value(name) is None]
+    if facts.ttft_ms_target is None and facts.tpot_ms_target is None:
+        found.append("--ttft-ms and --tpot-ms say what is good enough")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,301 @@
+"""What binds a transfer of KV, whether it is worth one, and what to do when it fails.
+
+Laws: posting that takes half of a transfer means too many descriptors; a socket transport far below the link is the
+wrong one; a first transfer far slower than later ones is set-up; only what runs near the link is bound by it. Remote
+prefill is right where wait, hop and transfer together take less than the stall they save the streams that decode.
+Blocks that failed hand-offs keep: rate * blocks each * time held, against the pool.
+"""
+
+from collections.abc import Iterator
+
+from trimtab.core.evidence import Readings
+from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
+from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
+from trimtab.diagnosis.served_names import ServedName
+
+POSTING_BINDS_PART = 0.5
+LINK_BINDS_PART = 0.8
+FAR_BELOW_LINK_PART = 0.1
+SOCKETS = ("tcp", "sockets", "ethernet")
+SOCKET_BYTES_PER_S = 2e9
+"""Sockets on one node that move less than this stay behind any copy in memory."""
+
+SET_UP_RATIO = 10.0
+SET_UP_MIN_MS = 1000.0
+SMALL_DESCRIPTOR_BYTES = 65536.0
+CHUNK_TOKENS = 2048
+WAIT_MAX_MS = 5000.0
+"""Beyond this wait nothing goes to a remote prefill, whatever it would save others."""
+
+DELIVERED_PART = 0.5
+
+
+def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
+    """Give what readings and facts of transfers and hand-offs say; nothing where neither speaks of one."""
+    told = facts.transfer or TransferFacts()
+    moved = readings.value(ServedName.TRANSFER_MS_MEAN)
+    if moved is not None or rate_of(readings) is not None or facts.transfer is not None:
+        first = _set_up(moved, told)
+        if first is not None:
+            yield first
+        else:
+            yield _binds(readings, told)
+    hand = facts.hand_off
+    if hand is None:
+        return
+    if hand.transfer_failed is not None or hand.moved_tokens is not None:
+        yield _outcome(hand)
+    if hand.uncached_tokens is not None or hand.prefill_queue_ms is not None:
+        yield _place(hand)
+    if hand.failed_per_min is not None or hand.hold_s is not None:
+        yield _leak(hand)
+
+
+def rate_of(readings: Readings) -> float | None:
+    """Return bytes per second while a transfer lasts, None if unknown."""
+    told = readings.value(ServedName.TRANSFER_BYTES_PER_S)
+    size, spent = (
+        readings.value(ServedName.TRANSFER_BYTES_MEAN),
+        readings.value(ServedName.TRANSFER_MS_MEAN),
+    )
+    if told is not None or size is None or not spent:
+        return told
+    return 1000.0 * size / spent
+
+
+def _set_up(moved_ms: float | None, told: TransferFacts) -> Judgement | None:
+    first = told.first_ms
+    if (
+        first is None
+        or moved_ms is None
+        or first < SET_UP_MIN_MS
+        or first < SET_UP_RATIO * moved_ms
+    ):
+        return None
+    return Judgement(
+        subject=Subject.TRANSFER,
+        answer=Answer.SET_UP,
+        because=(
+            f"the first transfer took {first / 1000.0:.1f} s, later ones {moved_ms / 1000.0:.2g} s: set-up, "
+            "excluded from the rates; warm up before measuring"
+        ),
+        numbers={"first_ms": first, "later_ms": moved_ms},
+    )
+
+
+def _binds(readings: Readings, told: TransferFacts) -> Judgement:
+    subject, rate, link = Subject.TRANSFER, rate_of(readings), told.link_bytes_per_s
+    spent, posting = (
+        readings.value(ServedName.TRANSFER_MS_MEAN),
+        readings.value(ServedName.TRANSFER_POST_MS_MEAN),
+    )
+    numbers = {} if rate is None else {"bytes_per_s": rate}
+    if rate is not None and _wrong_transport(rate, told):
+        where = " on one node" if told.same_node else ""
+        return Judgement(
+            subject=subject,
+            answer=Answer.TRANSPORT,
+            because=f"{rate / 1e9:.2g} GB/s over {told.transport}{where}: wrong transport or direction",
+            numbers=numbers,
+        )
+    if posting is not None and spent and posting / spent >= POSTING_BINDS_PART:
+        return _descriptors(readings, posting, spent, numbers, link)
+    if rate is None or not link:
+        lacking = "bytes moved and their time" if rate is None else "what the link can carry"
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because="neither posting nor transport explains it, and the rest cannot be told",
+            numbers=numbers,
+            would_tell=lacking,
+        )
+    if rate >= LINK_BINDS_PART * link:
+        return Judgement(
+            subject=subject,
+            answer=Answer.BANDWIDTH,
+            because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s: the link itself binds",
+            numbers=numbers,
+        )
+    if rate < FAR_BELOW_LINK_PART * link and posting is None:
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s: the link does not bind, what does is unknown",
+            numbers=numbers,
+            would_tell="posting time and descriptors of a transfer, and its transport",
+        )
+    return Judgement(
+        subject=subject,
+        answer=Answer.NOTHING_BINDS,
+        because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s and posting is short",
+        numbers=numbers,
+    )
+
+
+def _wrong_transport(rate: float, told: TransferFacts) -> bool:
+    if told.transport is None or told.transport.lower() not in SOCKETS:
+        return False
+    limit = SOCKET_BYTES_PER_S
+    if told.link_bytes_per_s is not None:
+        limit = FAR_BELOW_LINK_PART * told.link_bytes_per_s
+    return rate < limit
+
+
+def _descriptors(
+    readings: Readings,
+    posting: float,
+    spent: float,
+    numbers: dict[str, float],
+    link: float | None,
+) -> Judgement:
+    count, size = (
+        readings.value(ServedName.TRANSFER_DESCRIPTORS_MEAN),
+        readings.value(ServedName.TRANSFER_BYTES_MEAN),
+    )
+    if count is None:
+        return Judgement(
+            subject=Subject.TRANSFER,
+            answer=None,
+            because=f"posting takes {posting / spent:.0%} of a transfer, for how many descriptors is unknown",
+            numbers=numbers,
+            would_tell="descriptors per transfer",
+        )
+    each = "" if size is None or not count else f" of {size / count / 1024.0:.1f} KiB"
+    carried = "" if not link else f"; the link ({link / 1e9:.0f} GB/s) is not the limit"
+    return Judgement(
+        subject=Subject.TRANSFER,
+        answer=Answer.DESCRIPTORS,
+        because=(
+            f"{posting:.0f} of {spent:.0f} ms go into posting {count:,.0f} descriptors{each}: "
+            f"larger blocks or a contiguous layout{carried}"
+        ),
+        numbers={**numbers, "posting_part": posting / spent, "descriptors": count},
+    )
+
+
+def _outcome(hand: HandOffFacts) -> Judgement:
+    subject = Subject.HAND_OFF
+    if hand.transfer_failed:
+        tokens = hand.uncached_tokens if hand.uncached_tokens is not None else hand.prompt_tokens
+        if tokens is None or hand.local_limit_tokens is None:
+            return Judgement(
+                subject=subject,
+                answer=None,
+                because="never decode on a part of the KV; whether a local prefill is small enough is unknown",
+                would_tell="tokens of the prompt and the limit of local prefill",
+            )
+        left = hand.retries_left or 0
+        rest = (
+            f"; {left} attempts are left in the budget, no more" if left else "; no second attempt"
+        )
+        local = tokens <= hand.local_limit_tokens
+        return Judgement(
+            subject=subject,
+            answer=Answer.LOCAL if local else Answer.FAIL_ONCE,
+            because=(
+                f"{tokens} tokens are {'within' if local else 'above'} the local limit of "
+                f"{hand.local_limit_tokens}{rest}"
+            ),
+        )
+    if hand.moved_tokens is None or hand.cached_on_decode is None:
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because="a status of 200 does not say that the KV arrived",
+            would_tell="cached tokens of the prompt at the decode server",
+        )
+    arrived = hand.cached_on_decode >= DELIVERED_PART * hand.moved_tokens
+    return Judgement(
+        subject=subject,
+        answer=Answer.DELIVERED if arrived else Answer.FAILED_TRANSFER,
+        because=(
+            f"the decode server had {hand.cached_on_decode:,} of {hand.moved_tokens:,} tokens"
+            + ("" if arrived else ": a failed transfer, although the request ended well")
+        ),
+    )
+
+
+def _place(hand: HandOffFacts) -> Judgement:
+    subject, uncached = Subject.PREFILL_PLACE, hand.uncached_tokens
+    if uncached == 0:
+        return Judgement(
+            subject=subject, answer=Answer.LOCAL, because="everything is cached where it decodes"
+        )
+    queue = hand.prefill_queue_ms or 0.0
+    if queue > WAIT_MAX_MS:
+        return Judgement(
+            subject=subject,
+            answer=Answer.LOCAL,
+            because=f"the prefill pool makes it wait {queue / 1000.0:.1f} s",
+        )
+    chunk = hand.chunk_tokens or CHUNK_TOKENS
+    if uncached is not None and uncached < chunk and not hand.stalled_streams:
+        return Judgement(
+            subject=subject,
+            answer=Answer.LOCAL,
+            because=f"{uncached} tokens are less than one chunk ({chunk}): nothing hides their transfer",
+        )
+    stall, streams = hand.local_stall_ms, hand.stalled_streams
+    if uncached is None or hand.transfer_ms is None or stall is None or streams is None:
+        lacking = {
+            "uncached tokens": uncached,
+            "time of the transfer": hand.transfer_ms,
+            "stall of a local prefill": stall,
+            "streams it would stall": streams,
+        }
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because="cost and saving are not both told; until then local",
+            would_tell=", ".join(name for name, value in lacking.items() if value is None),
+        )
+    added = hand.transfer_ms + (hand.hop_ms or 0.0) + queue
+    remote = streams > 0 and added < stall
+    return Judgement(
+        subject=subject,
+        answer=Answer.REMOTE if remote else Answer.LOCAL,
+        because=(
+            f"remote adds {added:.0f} ms to this request; local would stall {streams} streams for {stall:.0f} ms"
+        ),
+        numbers={"added_ms": added, "stall_ms": stall, "streams": float(streams)},
+    )
+
+
+def _leak(hand: HandOffFacts) -> Judgement:
+    subject = Subject.BLOCK_LEAK
+    rate, each, pool, hold = hand.failed_per_min, hand.blocks_each, hand.blocks_pool, hand.hold_s
+    if rate is None or each is None or pool is None or hold is None:
+        lacking = {
+            "failed hand-offs per minute": rate,
+            "blocks of each": each,
+            "blocks of the pool": pool,
+            "time that blocks are held": hold,
+        }
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because="how many blocks failed hand-offs keep cannot be told",
+            would_tell=", ".join(name for name, value in lacking.items() if value is None),
+        )
+    held, per_min = rate * each * hold / 60.0, rate * each
+    numbers = {"blocks_held": held, "blocks_pool": pool}
+    if held < pool:
+        return Judgement(
+            subject=subject,
+            answer=Answer.BOUNDED,
+            because=f"failed hand-offs keep at most {held:,.0f} of {pool:,.0f} blocks",
+            numbers=numbers,
+        )
+    minutes = pool / per_min
+    timeout = (
+        "" if hand.timeout_s is None else f" (router timeout {hand.timeout_s:g} s, held {hold:g} s)"
+    )
+    return Judgement(
+        subject=subject,
+        answer=Answer.EXHAUSTS,
+        because=(
+            f"{per_min:,.0f} blocks a minute are kept{timeout}: the pool of {pool:,.0f} is exhausted in "
+            f"{minutes:.1f} minutes; disaggregation off until hand-offs end well"
+        ),
+        numbers={**numbers, "minutes_until_exhausted": minutes},
+    )
