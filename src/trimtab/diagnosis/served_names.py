@@ -32,6 +32,7 @@ class ServedName(StrEnum):
     PREFIX_HIT_SHARE = "prefix_hit_share"
     PREFIX_HIT_SHARE_LIFETIME = "prefix_hit_share_lifetime"
     PREFIX_QUERIES_TOKENS = "prefix_queries_tokens"
+    EXTERNAL_HIT_SHARE = "external_hit_share"
 
     TTFT_MS_MEAN = "ttft_ms_mean"
     TTFT_MS_P50 = "ttft_ms_p50"
@@ -69,6 +70,7 @@ class ServedName(StrEnum):
 
     GPU_MEMORY_USED_SHARE = "gpu_memory_used_share"
     GPU_BUSY_SHARE = "gpu_busy_share"
+    HOST_MEMORY_USED_SHARE = "host_memory_used_share"
 
     RANKS = "ranks"
     RANKS_SATURATED = "ranks_saturated"

@@ -6,6 +6,7 @@ sources the plain names speak of all of them together and `of_source` of one alo
 the load of each. The order of windows, ranks and families changes nothing.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -65,8 +66,15 @@ def _read(pool: Pool) -> tuple[Reading, ...]:
         *share_readings(pool),
     ]
     items.append(_implied(pool, Readings(tuple(items))))
-    conflict = throughput_conflict(Readings(tuple(items)))
-    return tuple(_warned(item, conflict) for item in items)
+    conflict = throughput_conflict(pool, Readings(tuple(items)))
+    return tuple(_warned(_finite(item), conflict) for item in items)
+
+
+def _finite(item: Reading) -> Reading:
+    """Refuse what overflowed: parts that no server has, such as a sum of 1e-300 seconds, make it."""
+    if isinstance(item, Unknown) or math.isfinite(item.value):
+        return item
+    return Unknown(item.name, f"the page's values make {item.value}, which no server has")
 
 
 def _warned(item: Reading, conflict: str) -> Reading:
@@ -92,7 +100,9 @@ def _implied(pool: Pool, readings: Readings) -> Reading:
         return Unknown(name, "the time per token reads zero")
     value = running.value / (tpot.value / 1_000.0)
     note = f"running requests over time per token ({tpot.note})"
-    return pool.evidence(name, value, "tokens/s", origin, samples=running.samples, note=note)
+    return pool.evidence(
+        name, value, "tokens/s", origin, samples=running.samples, note=note, of_gauge=True
+    )
 
 
 def _alone(window: ServerWindow, id_prefix: str) -> tuple[Reading, ...]:

@@ -9,8 +9,16 @@ from trimtab.core.served import Counter, Distribution, EngineKind, Gauge
 
 Key = Gauge | Counter | Distribution
 
-_SPECULATION = frozenset({Counter.DRAFTS, Counter.DRAFTED_TOKENS, Counter.ACCEPTED_TOKENS})
-_TRANSFER = frozenset(
+_SPECULATION: frozenset[Key] = frozenset(
+    {
+        Counter.DRAFTS,
+        Counter.DRAFTED_TOKENS,
+        Counter.ACCEPTED_TOKENS,
+        Gauge.ACCEPTANCE_SHARE,
+        Gauge.ACCEPTED_LENGTH,
+    }
+)
+_TRANSFER: frozenset[Key] = frozenset(
     {
         Counter.TRANSFERS,
         Counter.TRANSFER_BYTES,
@@ -21,40 +29,70 @@ _TRANSFER = frozenset(
         Distribution.TRANSFER_SIZE,
     }
 )
-_DEVICE = frozenset(
+_DEVICE: frozenset[Key] = frozenset(
     {Gauge.GPU_MEMORY_USED_BYTES, Gauge.GPU_MEMORY_TOTAL_BYTES, Gauge.GPU_BUSY_SHARE}
 )
-_PREFIX = frozenset(
+_PREFIX: frozenset[Key] = frozenset(
     {Counter.PREFIX_HITS, Counter.PREFIX_QUERIES, Counter.CACHED_TOKENS, Gauge.PREFIX_HIT_SHARE}
 )
-
-_LLAMACPP_TIMES = (
-    "llama.cpp's server keeps no histograms of requests; each answer's `timings` has its own times"
+_KV: frozenset[Key] = frozenset({Gauge.KV_USED_SHARE, Gauge.KV_CAPACITY_TOKENS})
+_HOST: frozenset[Key] = frozenset({Gauge.HOST_MEMORY_USED_BYTES, Gauge.HOST_MEMORY_TOTAL_BYTES})
+_WHATEVER_THE_ENGINE = (
+    (_HOST, "add the page of a node exporter as a source"),
+    (_DEVICE, "add the page of a GPU exporter (DCGM) as a source"),
+    (_SPECULATION, "there is no speculation, or this version does not count it"),
+    (_TRANSFER, "no KV is transferred, or this connector does not count it"),
 )
-_SWITCH = {
-    EngineKind.VLLM: "vLLM tells it unless it runs with --disable-log-stats",
-    EngineKind.SGLANG: "SGLang tells what it has with --enable-metrics; newer versions have more",
-    EngineKind.LLAMACPP: "llama.cpp's server tells what it has with --metrics",
-    EngineKind.TGI: "TGI's own page does not have it",
-    EngineKind.DYNAMO_FRONTEND: "the front end does not have it: add the workers' metrics",
-    EngineKind.DYNAMO_WORKER: "the worker's page does not have it: add the engine's own metrics",
-    EngineKind.TRTLLM: "TensorRT-LLM's server needs return_perf_metrics and enable_iter_perf_stats",
+
+_BY_ENGINE: dict[EngineKind, tuple[tuple[frozenset[Key], str], ...]] = {
+    EngineKind.VLLM: (
+        (_PREFIX, "vLLM counts hits with --enable-prefix-caching"),
+        (frozenset({Gauge.OUTPUT_TOKENS_PER_S}), "vLLM's V1 has no such gauge, only the counter"),
+    ),
+    EngineKind.LLAMACPP: (
+        (_KV, "newer llama.cpp servers have no KV gauge: their /slots page (--slots) tells it"),
+        (frozenset({Counter.PREEMPTIONS}), "llama.cpp's server preempts no request"),
+        (
+            frozenset({Counter.REQUESTS_FINISHED, Counter.REQUESTS_FAILED}),
+            "llama.cpp's server counts no requests: a proxy in front of it does",
+        ),
+        (
+            frozenset(Distribution),
+            "llama.cpp's server keeps no histograms; each answer's `timings` has its own times",
+        ),
+    ),
+    EngineKind.TGI: (
+        (_KV, "TGI has no KV gauge: its batch sizes and its start-up log are all there is"),
+    ),
+}
+_OTHERWISE = {
+    EngineKind.VLLM: (
+        "the page is cut short, vLLM runs with --disable-log-stats, or its version renamed it"
+    ),
+    EngineKind.SGLANG: "this version of SGLang does not tell it: newer versions have more metrics",
+    EngineKind.LLAMACPP: "this version of llama.cpp's server does not tell it",
+    EngineKind.TGI: "TGI's page does not have it",
+    EngineKind.DYNAMO_FRONTEND: "the front end does not have it: add the workers' pages",
+    EngineKind.DYNAMO_WORKER: "the worker's page does not have it: add the engine's own page",
+    EngineKind.TRTLLM: (
+        "TensorRT-LLM's server tells more with return_perf_metrics and enable_iter_perf_stats"
+    ),
+    EngineKind.UNKNOWN: "the page is of no engine that is known here",
 }
 
 
 def reason_for(keys: Sequence[Key], engines: Sequence[EngineKind]) -> str:
     """Return in words why none of `keys` is told by `engines`, with what would tell it."""
-    named = " or ".join(key.value for key in keys)
-    wanted = set(keys)
-    if wanted & _DEVICE:
-        return f"no source tells {named}: add the page of a GPU exporter (DCGM) as a source"
-    if wanted & _SPECULATION:
-        return f"no source tells {named}: no speculation, or a version that does not count it"
-    if wanted & _TRANSFER:
-        return f"no source tells {named}: no KV is transferred, or the connector does not count it"
-    if EngineKind.LLAMACPP in engines and any(isinstance(key, Distribution) for key in keys):
-        return f"no source tells {named}: {_LLAMACPP_TIMES}"
-    if EngineKind.VLLM in engines and wanted & _PREFIX:
-        return f"no source tells {named}: vLLM counts hits with --enable-prefix-caching"
-    hints = [_SWITCH[engine] for engine in engines if engine in _SWITCH]
-    return f"no source tells {named}" + (f": {'; '.join(hints)}" if hints else "")
+    absent = f"no source tells {' or '.join(key.value for key in keys)}"
+    for group, words in _WHATEVER_THE_ENGINE:
+        if group & set(keys):
+            return f"{absent}: {words}"
+    hints = dict.fromkeys(hint for engine in engines if (hint := _hint(keys, engine)))
+    return f"{absent}: {'; '.join(hints)}" if hints else absent
+
+
+def _hint(keys: Sequence[Key], engine: EngineKind) -> str:
+    for group, words in _BY_ENGINE.get(engine, ()):
+        if group & set(keys):
+            return words
+    return _OTHERWISE.get(engine, "")

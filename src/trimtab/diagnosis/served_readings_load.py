@@ -55,7 +55,9 @@ def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = Fals
         note = f"{note}, whose peaks need not fall together"
     moment = f"peak of {origin.scrapes} scrapes" if peak and origin.scrapes > 1 else origin.moment
     note = "; ".join(part for part in (moment, note) if part)
-    return pool.evidence(name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note)
+    return pool.evidence(
+        name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note, of_gauge=True
+    )
 
 
 def _sum(values: tuple[float, ...]) -> str:
@@ -78,6 +80,7 @@ def _kv(pool: Pool) -> Iterator[Reading]:
             origin,
             samples=origin.scrapes,
             note=note,
+            of_gauge=True,
         )
     yield _summed(pool, Gauge.KV_CAPACITY_TOKENS, ServedName.KV_CAPACITY_TOKENS, "tokens")
 
@@ -88,7 +91,9 @@ def _kv_mean(pool: Pool, values: tuple[float, ...], origin: Origin) -> Reading:
         text = f"rank {', '.join(origin.lost)} vanished; the ranks that remain say {mean:.3g}"
         return Unknown(name, text)
     note = f"{origin.moment}; mean over {len(values)} ranks" if len(values) > 1 else origin.moment
-    return pool.evidence(name, mean, "share", origin, samples=origin.scrapes, note=note)
+    return pool.evidence(
+        name, mean, "share", origin, samples=origin.scrapes, note=note, of_gauge=True
+    )
 
 
 def _engines(pool: Pool) -> tuple[ServerWindow, ...]:
@@ -121,7 +126,9 @@ def _ranks(pool: Pool) -> Iterator[Reading]:
         return
     origin = Origin(windows, ())
     here = [rank for window in windows for rank in _serving(window)]
-    yield pool.evidence(ServedName.RANKS, len(here), "ranks", origin, note="in the last scrape")
+    yield pool.evidence(
+        ServedName.RANKS, len(here), "ranks", origin, note="in the last scrape", of_gauge=True
+    )
     judged = [(rank, held) for rank in here if (held := saturated_by(rank)) is not None]
     if not judged:
         reason = f"{pool.absent(Gauge.KV_USED_SHARE)}; nor is a limit of requests known"
@@ -130,7 +137,13 @@ def _ranks(pool: Pool) -> Iterator[Reading]:
         full = [f"rank {rank.rank}: {held}" if rank.rank else held for rank, held in judged if held]
         note = "; ".join([f"{len(judged)} of {len(here)} ranks can be judged", *full])
         yield pool.evidence(
-            ServedName.RANKS_SATURATED, len(full), "ranks", origin, samples=len(judged), note=note
+            ServedName.RANKS_SATURATED,
+            len(full),
+            "ranks",
+            origin,
+            samples=len(judged),
+            note=note,
+            of_gauge=True,
         )
     if origin.scrapes == len(windows):
         reason = "one scrape cannot tell: a second scrape shows what vanished or restarted"
@@ -227,6 +240,7 @@ def _one_rank(pool: Pool, window: ServerWindow, rank: RankSample, label: str) ->
                 origin,
                 samples=window.scrapes,
                 note=origin.moment,
+                of_gauge=True,
             )
     if Counter.PREEMPTIONS in rank.counters:
         origin = Origin((window,), (window.names.get(Counter.PREEMPTIONS.value, "preemptions"),))
@@ -239,23 +253,25 @@ def _one_rank(pool: Pool, window: ServerWindow, rank: RankSample, label: str) ->
         )
 
 
+_MEMORIES = (
+    (
+        ServedName.GPU_MEMORY_USED_SHARE,
+        Gauge.GPU_MEMORY_USED_BYTES,
+        Gauge.GPU_MEMORY_TOTAL_BYTES,
+        "devices",
+    ),
+    (
+        ServedName.HOST_MEMORY_USED_SHARE,
+        Gauge.HOST_MEMORY_USED_BYTES,
+        Gauge.HOST_MEMORY_TOTAL_BYTES,
+        "hosts",
+    ),
+)
+
+
 def _devices(pool: Pool) -> Iterator[Reading]:
-    used, total = Gauge.GPU_MEMORY_USED_BYTES, Gauge.GPU_MEMORY_TOTAL_BYTES
-    name, both = ServedName.GPU_MEMORY_USED_SHARE, pool.origin(used, total)
-    shares = [
-        rank.gauges[used] / rank.gauges[total]
-        for window in (both.windows if both else ())
-        for rank in window.ranks
-        if used in rank.gauges and rank.gauges.get(total, 0.0) > 0
-    ]
-    if both is None or not shares:
-        yield Unknown(name, pool.absent(used, total))
-    elif max(shares) > 1.0:
-        yield Unknown(name, f"more memory used than there is ({max(shares):.3g}): units differ")
-    else:
-        note = f"{both.moment}; mean over {len(shares)} devices, highest {max(shares):.0%}"
-        mean = math.fsum(shares) / len(shares)
-        yield pool.evidence(name, mean, "share", both, samples=both.scrapes, note=note)
+    for name, used, total, places in _MEMORIES:
+        yield _memory(pool, name, used, total, places)
     busy = pool.gauges(Gauge.GPU_BUSY_SHARE)
     if busy is None:
         yield Unknown(ServedName.GPU_BUSY_SHARE, pool.absent(Gauge.GPU_BUSY_SHARE))
@@ -267,5 +283,28 @@ def _devices(pool: Pool) -> Iterator[Reading]:
     )
     mean = math.fsum(values) / len(values)
     yield pool.evidence(
-        ServedName.GPU_BUSY_SHARE, mean, "share", origin, samples=origin.scrapes, note=note
+        ServedName.GPU_BUSY_SHARE,
+        mean,
+        "share",
+        origin,
+        samples=origin.scrapes,
+        note=note,
+        of_gauge=True,
     )
+
+
+def _memory(pool: Pool, name: str, used: Gauge, total: Gauge, places: str) -> Reading:
+    both = pool.origin(used, total)
+    shares = [
+        rank.gauges[used] / rank.gauges[total]
+        for window in (both.windows if both else ())
+        for rank in window.ranks
+        if used in rank.gauges and rank.gauges.get(total, 0.0) > 0
+    ]
+    if both is None or not shares:
+        return Unknown(name, pool.absent(used, total))
+    if max(shares) > 1.0 or min(shares) < 0.0:
+        return Unknown(name, f"{max(shares):.3g} of the memory there is: units differ")
+    note = f"{both.moment}; mean over {len(shares)} {places}, highest {max(shares):.0%}"
+    mean = math.fsum(shares) / len(shares)
+    return pool.evidence(name, mean, "share", both, samples=both.scrapes, note=note, of_gauge=True)

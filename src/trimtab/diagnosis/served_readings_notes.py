@@ -24,11 +24,8 @@ HIT_SHARE_GAP_MAX = 0.10
 
 
 def contradictions(pool: Pool, readings: Readings) -> tuple[Note, ...]:
-    """Return what of the readings contradicts itself."""
-    throughput = throughput_conflict(readings)
-    found = [Note(kind="conflict", text=throughput)] if throughput else []
-    found.extend(_hit_shares(pool, readings))
-    found.extend(_front_ends(pool))
+    """Return what of the readings contradicts itself; the throughput gauge says so in its own note."""
+    found = [*_hit_shares(pool, readings), *_front_ends(pool)]
     if leaves_out_waiting(pool):
         text = "the mean wait exceeds the mean time to the first token, which leaves the wait out"
         found.append(Note(kind="conflict", text=text, metric=Distribution.TTFT.value))
@@ -37,8 +34,13 @@ def contradictions(pool: Pool, readings: Readings) -> tuple[Note, ...]:
     return tuple(found)
 
 
-def throughput_conflict(readings: Readings) -> str:
-    """Return in words what contradicts the throughput gauge, "" if nothing does."""
+def throughput_conflict(pool: Pool, readings: Readings) -> str:
+    """Return in words what contradicts the throughput gauge, "" if nothing does.
+
+    A rate over a server's life holds its idle hours and contradicts no gauge.
+    """
+    counted = pool.origin(Counter.OUTPUT_TOKENS)
+    of_window = counted is not None and not counted.lifetime
     gauge = readings.value(ServedName.OUTPUT_GAUGE_TOKENS_PER_S)
     if gauge is None:
         return ""
@@ -51,6 +53,8 @@ def throughput_conflict(readings: Readings) -> str:
         ),
     ):
         told = readings.value(name)
+        if name is ServedName.OUTPUT_TOKENS_PER_S and not of_window:
+            continue
         # Near zero a ratio says nothing: one request more or less is the difference.
         if told is not None and max(gauge, told) > 1.0 and not _near(gauge, told, factor):
             return (

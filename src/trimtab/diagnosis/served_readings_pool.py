@@ -43,6 +43,12 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
     @property
+    def moments(self) -> Window:
+        """The stretch in which gauges were read: that of the window, or the end of a life."""
+        starts = [window.end_s if window.lifetime else window.start_s for window in self.windows]
+        return Window(min(starts), self.window.end_s)
+
+    @property
     def scrapes(self) -> int:
         """Scrapes of all sources."""
         return sum(window.scrapes for window in self.windows)
@@ -58,6 +64,11 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
     @property
+    def lifetime(self) -> bool:
+        """Whether counters of any source speak of its whole life."""
+        return any(window.lifetime for window in self.windows)
+
+    @property
     def growth(self) -> str:
         """What stretch counters and histograms speak of."""
         lives = [window for window in self.windows if window.lifetime]
@@ -65,7 +76,7 @@ class Origin(msgspec.Struct, frozen=True):
             lengths = sorted({f"{window.length_s or 0.0:.4g} s" for window in self.windows})
             return f"window of {' and '.join(lengths)}, {self.scrapes} scrapes"
         length_s = lives[0].length_s
-        life = "since start" if length_s is None else f"since start {length_s:.6g} s ago"
+        life = "since start" if length_s is None else f"since start {_age(length_s)} ago"
         return life if len(lives) == len(self.windows) else f"{life} at {len(lives)} sources"
 
     @property
@@ -175,8 +186,9 @@ class Pool(msgspec.Struct, frozen=True):
         samples: float | None = None,
         interval: Interval | None = None,
         note: str = "",
+        of_gauge: bool = False,
     ) -> Evidence:
-        """Return a reading of this pool."""
+        """Return a reading of this pool; that of a gauge speaks of when it was read, not of a life."""
         left_out = f"without rank {', '.join(origin.lost)}, which vanished" if origin.lost else ""
         return Evidence(
             id=f"{self.id_prefix}/{name}",
@@ -184,7 +196,7 @@ class Pool(msgspec.Struct, frozen=True):
             value=float(value),
             unit=unit,
             source=origin.source,
-            window=origin.window,
+            window=origin.moments if of_gauge else origin.window,
             samples=None if samples is None else round(samples),
             interval=interval,
             note="; ".join(part for part in (note, left_out) if part),
@@ -218,6 +230,13 @@ class Pool(msgspec.Struct, frozen=True):
         return self.evidence(
             name, transform(value), unit, part.origin, samples=whole.value, note=text
         )
+
+
+def _age(length_s: float) -> str:
+    for size_s, unit in ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min")):
+        if length_s >= 2 * size_s:
+            return f"{length_s / size_s:.3g} {unit}"
+    return f"{length_s:.3g} s"
 
 
 def _in(origin: Origin) -> str:

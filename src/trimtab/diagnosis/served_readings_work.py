@@ -46,6 +46,8 @@ def _rate(pool: Pool, counter: Counter, name: str, unit: str) -> Reading:
         return Unknown(name, told)
     grown = pool.grown(counter)
     note = f"grew by {grown.value:g}; {told.origin.growth}" if grown else told.origin.growth
+    if told.origin.lifetime:
+        note = f"{note}, idle time included"
     return pool.evidence(name, told.value, unit, told.origin, note=note)
 
 
@@ -87,6 +89,14 @@ def _prefix(pool: Pool) -> Iterator[Reading]:
     yield _count(pool, Counter.PREFIX_QUERIES, ServedName.PREFIX_QUERIES_TOKENS, "tokens")
     yield _hit_share(pool)
     yield _hit_share_lifetime(pool)
+    yield _quotient(
+        pool,
+        ServedName.EXTERNAL_HIT_SHARE,
+        Counter.EXTERNAL_HITS,
+        Counter.EXTERNAL_QUERIES,
+        "share",
+        at_most=1.0,
+    )
 
 
 def _hit_share(pool: Pool) -> Reading:
@@ -104,7 +114,9 @@ def _hit_share(pool: Pool) -> Reading:
     if not 0.0 <= max(values) <= 1.0:
         return Unknown(name, f"the engine's own hit rate is {max(values):.4g}, which is no share")
     note = f"{origin.moment}; the engine's own figure over a stretch that it chooses"
-    return pool.evidence(name, mean, "share", origin, samples=origin.scrapes, note=note)
+    return pool.evidence(
+        name, mean, "share", origin, samples=origin.scrapes, note=note, of_gauge=True
+    )
 
 
 def _hit_share_lifetime(pool: Pool) -> Reading:
@@ -173,7 +185,7 @@ def _quotient(
     values, origin = told
     note = f"{origin.moment}; the engine's own figure over a stretch that it chooses"
     mean = sum(values) / len(values)
-    return pool.evidence(name, mean, unit, origin, samples=origin.scrapes, note=note)
+    return pool.evidence(name, mean, unit, origin, samples=origin.scrapes, note=note, of_gauge=True)
 
 
 def _accepted_length(pool: Pool) -> Iterator[Reading]:
@@ -194,7 +206,13 @@ def _accepted_length(pool: Pool) -> Iterator[Reading]:
         ):
             note = f"{words}; {origin.moment}"
             yield pool.evidence(
-                name, value, "tokens/draft", origin, samples=origin.scrapes, note=note
+                name,
+                value,
+                "tokens/draft",
+                origin,
+                samples=origin.scrapes,
+                note=note,
+                of_gauge=True,
             )
         return
     accepted = pool.grown(Counter.ACCEPTED_TOKENS, Counter.DRAFTS)

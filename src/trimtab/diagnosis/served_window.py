@@ -32,6 +32,7 @@ from trimtab.core.served import (
 )
 from trimtab.diagnosis.served_window_growth import (
     Stretch,
+    can_be,
     covers,
     fell_and_counted,
     grown_buckets,
@@ -141,14 +142,15 @@ def _readable(sample: ServerSample, notes: list[Note]) -> ServerSample:
     """Leave out values that cannot be, so that one broken series does not spoil sums over all."""
     ranks: list[RankSample] = []
     for rank in sample.ranks:
-        gauges = {key: one for key, one in rank.gauges.items() if math.isfinite(one)}
-        counters = {key: one for key, one in rank.counters.items() if 0 <= one < math.inf}
+        gauges = {key: one for key, one in rank.gauges.items() if can_be(one)}
+        counters = {key: one for key, one in rank.counters.items() if can_be(one)}
         known = {key: readable(one) for key, one in rank.distributions.items()}
         distributions = {key: one for key, one in known.items() if one is not None}
         kept = {*gauges, *counters, *distributions}
+        told: list[Key] = [*rank.gauges, *rank.counters, *rank.distributions]
         notes.extend(
             _left_out(rank.rank, key, "has a value that cannot be")
-            for key in (*rank.gauges, *rank.counters, *rank.distributions)
+            for key in told
             if key not in kept
         )
         ranks.append(

@@ -16,6 +16,9 @@ from trimtab.core.served import Buckets, RankSample
 _ROUNDING = 1e-9
 """Relative fall of a counter that is rounding on the page and no reset."""
 
+VALUE_MAX = 1e24
+"""No count, size or time of a server is larger; what is would only make sums overflow."""
+
 COVERED_SHARE_MIN = 0.5
 """A series must be told at both ends of stretches that make up this share of the window."""
 
@@ -28,6 +31,11 @@ class Stretch(msgspec.Struct, frozen=True):
     length_s: float
 
 
+def can_be(value: float) -> bool:
+    """Say whether a value can be that of a gauge or counter of ours: a number, and none of them goes below zero."""
+    return 0.0 <= value <= VALUE_MAX
+
+
 def went_back(then: float, now: float) -> bool:
     """Say whether a counter fell by more than rounding."""
     return now < then - _ROUNDING * abs(then)
@@ -36,26 +44,31 @@ def went_back(then: float, now: float) -> bool:
 def readable(buckets: Buckets) -> Buckets | None:
     """Return a histogram that can be one, None otherwise; a sum that is no number is left out.
 
-    It can be one with finite, ascending edges and counts that never fall on the way to the whole.
+    It can be one with ascending edges from zero on and counts that never fall on the way to the whole.
     """
     numbers = (*buckets.edges, *buckets.cumulative, buckets.total)
-    if len(buckets.edges) != len(buckets.cumulative) or not all(map(math.isfinite, numbers)):
+    if len(buckets.edges) != len(buckets.cumulative) or not all(map(can_be, numbers)):
         return None
     counts = (0.0, *buckets.cumulative, buckets.total)
     if any(went_back(low, high) for low, high in pairwise(counts)):
         return None
     if any(low >= high for low, high in pairwise(buckets.edges)):
         return None
-    told = buckets.sum is None or math.isfinite(buckets.sum)
+    told = buckets.sum is None or can_be(buckets.sum)
     return buckets if told else msgspec.structs.replace(buckets, sum=None)
 
 
 def fell_and_counted(then: RankSample, now: RankSample) -> tuple[int, int]:
     """Return how many counters and histograms went back, and how many had counted anything before."""
-    before = {**then.counters, **{key: one.total for key, one in then.distributions.items()}}
-    after = {**now.counters, **{key: one.total for key, one in now.distributions.items()}}
+    before, after = _counted(then), _counted(now)
     both = [(before[key], after[key]) for key in before.keys() & after.keys() if before[key] > 0]
     return sum(went_back(old, new) for old, new in both), len(both)
+
+
+def _counted(rank: RankSample) -> dict[str, float]:
+    counted: dict[str, float] = {key.value: value for key, value in rank.counters.items()}
+    counted.update((key.value, one.total) for key, one in rank.distributions.items())
+    return counted
 
 
 def covers(told: Sequence[Stretch], stretches: Sequence[Stretch]) -> bool:
@@ -80,9 +93,9 @@ def grown_buckets(pairs: Sequence[tuple[Buckets, Buckets]]) -> Buckets | None:
     return Buckets(
         edges=edges,
         cumulative=tuple(
-            math.fsum(max(0.0, step.cumulative[at]) for step in steps) for at in range(len(edges))
+            math.fsum(step.cumulative[at] for step in steps) for at in range(len(edges))
         ),
-        total=math.fsum(max(0.0, step.total) for step in steps),
+        total=math.fsum(step.total for step in steps),
         sum=math.fsum(sums) if len(sums) == len(steps) else None,
     )
 
@@ -93,11 +106,16 @@ def _step(then: Buckets, now: Buckets) -> Buckets:
     return Buckets(
         edges=now.edges,
         cumulative=tuple(
-            new - old for old, new in zip(then.cumulative, now.cumulative, strict=True)
+            _risen(old, new) for old, new in zip(then.cumulative, now.cumulative, strict=True)
         ),
-        total=now.total - then.total,
-        sum=grown if told and math.isfinite(grown) and grown >= 0 else None,
+        total=_risen(then.total, now.total),
+        sum=grown if told and can_be(grown) else None,
     )
+
+
+def _risen(then: float, now: float) -> float:
+    """Return the growth of a count; a fall by rounding is none, any other stays negative and is refused."""
+    return now - then if went_back(then, now) else max(0.0, now - then)
 
 
 def grown_positions(stretches: Sequence[Stretch]) -> tuple[float, ...]:
@@ -111,4 +129,4 @@ def grown_positions(stretches: Sequence[Stretch]) -> tuple[float, ...]:
         )
         for at in range(width)
     )
-    return grown if all(math.isfinite(value) and value >= 0 for value in grown) else ()
+    return grown if all(can_be(value) for value in grown) else ()
