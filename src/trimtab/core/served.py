@@ -62,6 +62,7 @@ class Counter(StrEnum):
     PREEMPTIONS = "preemptions"
     REQUESTS_FINISHED = "requests_finished"
     REQUESTS_FAILED = "requests_failed"
+    REQUESTS_REFUSED = "requests_refused"
     DRAFTS = "drafts"
     DRAFTED_TOKENS = "drafted_tokens"
     ACCEPTED_TOKENS = "accepted_tokens"
@@ -195,9 +196,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     token meets (all of them but for mixtures of experts). `source`: where it was read.
 
     `lookup_parameters`, `lookup_bytes`: those that are only looked up and never multiplied (an input embedding that is
-    no output matrix too). `expert_bytes`: the part of `weight_bytes` that routed experts take. `latent_kv`: keys and values are one compressed vector that every rank needs whole (MLA); such a model
-    has one KV head. `experts` and `experts_per_token`: the routed experts of a layer and how many a token meets, None
-    for dense models. `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV.
+    no output matrix too). `expert_bytes`: the part of `weight_bytes` that routed experts take. `latent_kv`: keys and
+    values are one compressed vector that every rank needs whole (MLA); such a model has one KV head. `experts` and
+    `experts_per_token`: the routed experts of a layer and how many a token meets, None for dense models.
+    `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV.
     """
 
     name: str

@@ -94,7 +94,9 @@ def read_scrape(body: bytes, *, wanted: frozenset[str]) -> Scrape:
             is_page = is_page or _COMMENT_OF_A_PAGE.match(line) is not None
             continue
         name = _NAME.match(line)
-        if name is not None and name[0] not in wanted and is_page:
+        if name is not None and name[0] not in wanted:
+            # What nobody asked for only shows, once, that this is a page.
+            is_page = is_page or _read_line(line, labels) is not None
             continue
         sample = _read_line(line, labels)
         if sample is None:

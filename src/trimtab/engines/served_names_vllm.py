@@ -43,6 +43,7 @@ _COUNTERS = (
         Counter.REQUESTS_FAILED,
         (Source("request_success", only={_REASON: frozenset({"error"})}),),
     ),
+    CounterRow(Counter.REQUESTS_REFUSED, named("admission_rejections")),
     CounterRow(Counter.DRAFTS, named("spec_decode_num_drafts")),
     CounterRow(Counter.DRAFTED_TOKENS, named("spec_decode_num_draft_tokens")),
     CounterRow(Counter.ACCEPTED_TOKENS, named("spec_decode_num_accepted_tokens")),

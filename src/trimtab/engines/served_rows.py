@@ -96,15 +96,16 @@ def _share(notes: NoteBook) -> Join:
 
     def join(source: Source, name: str, values: Sequence[float]) -> float | None:
         value = max(values)
-        if source.percent or value >= PERCENT_MIN:
-            notes.add("unit", "the page gives a percent: divided by 100", name)
-            value /= 100.0
-        elif value > 1.0 + SHARE_EXCESS:
-            notes.add("unit", _AMBIGUOUS, name)
-            return None
-        if value > 1.0 + SHARE_EXCESS:
+        percent = source.percent or value >= PERCENT_MIN
+        if value > 100.0 * (1.0 + SHARE_EXCESS):
             notes.add("broken", "above 100 percent: left out", name)
             return None
+        if not percent and value > 1.0 + SHARE_EXCESS:
+            notes.add("unit", _AMBIGUOUS, name)
+            return None
+        if percent:
+            notes.add("unit", "the page gives a percent: divided by 100", name)
+            value /= 100.0
         return min(1.0, value)
 
     return join
