@@ -137,6 +137,19 @@ def struct_table(struct: type, words: Mapping[str, str], *, defaults: bool = Tru
     return table(["field", "what", "type", *(["default"] if defaults else [])], rows)
 
 
+def shape_table(struct: type, *, defaults: bool = True) -> str:
+    """Return the fields of a structure with their types alone; what they mean stands in its docstring."""
+    rows = [
+        [
+            f"`{field.encode_name}`",
+            _type_cell(field),
+            *([default_words(field)] if defaults else []),
+        ]
+        for field in fields_of(struct)
+    ]
+    return table(["field", "type", *(["default"] if defaults else [])], rows)
+
+
 def _type_cell(field: shapes.Field) -> str:
     info = bare(field.type)
     if isinstance(info, shapes.StructType) and info.cls.__name__ == "Revision":

@@ -24,6 +24,8 @@ from trimtab.core.decision import RouteReason, RoutingDecision
 from trimtab.core.events import AnyEvent
 from trimtab.core.stats_betting import win_boundary
 from trimtab.core.types import ErrorClass, Verdict
+from trimtab.diagnosis import served_advice, served_facts
+from trimtab.interfaces import diagnose_answer
 from trimtab.policies.routing import POLICIES
 from trimtab.rollout.machine import render_transitions
 from trimtab.runtime import result
@@ -115,9 +117,9 @@ A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms a
 
 CLI_HEAD = """# Command line
 
-Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab load` ends with 1 also if a
-request was not answered. `trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or
-lever, and with 2 if there is no ledger.
+Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose` has codes of its own,
+told in its help. `trimtab load` ends with 1 also if a request was not answered. `trimtab ledger` ends with 1 if the
+ledger is broken (`verify`) or knows no such event or lever, and with 2 if there is no ledger.
 
 """
 
@@ -138,6 +140,14 @@ BOUNDS = (
     ("runtime.control", "EQUALITY_PROBES_MAX", "equality probes for one lever"),
     ("runtime.child", "LOG_BYTES_MAX", "bytes of an engine's log"),
     ("interfaces.web.routes", "LISTENERS_MAX", "pages that listen at once"),
+    (
+        "runtime.served_sources",
+        "BODY_BYTES_MAX",
+        "bytes of one page of metrics that `diagnose` reads",
+    ),
+    ("runtime.served_sources", "SOURCES_MAX", "sources of one `diagnose`"),
+    ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
+    ("engines.scrape", "SERIES_MAX", "series of one page"),
 )
 
 RESULT_STRUCTS = (
@@ -159,6 +169,35 @@ RESULT_STRUCTS = (
     result.TimelinePoint,
     result.Distribution,
     result.LedgerInfo,
+)
+FACTS_STRUCTS = (
+    served_facts.ServedFacts,
+    served_facts.CacheFacts,
+    served_facts.SpeculationFacts,
+    served_facts.TpotRatio,
+    served_facts.ArmTimes,
+    served_facts.AcceptanceSlice,
+    served_facts.ValiditySlice,
+    served_facts.OutputDifference,
+    served_facts.BalanceFacts,
+    served_facts.ReplicaLoad,
+    served_facts.LayoutFacts,
+    served_facts.LayoutTime,
+    served_facts.TransferFacts,
+    served_facts.HandOffFacts,
+    served_facts.GapChange,
+)
+ANSWER_STRUCTS = (
+    diagnose_answer.DiagnoseAnswer,
+    diagnose_answer.BindingAnswer,
+    diagnose_answer.PhaseAnswer,
+    diagnose_answer.Statement,
+    diagnose_answer.BudgetAnswer,
+    diagnose_answer.LeverAnswer,
+    served_advice.Judgement,
+    diagnose_answer.WarningAnswer,
+    diagnose_answer.SourceAnswer,
+    diagnose_answer.ReadingAnswer,
 )
 REQUEST_STRUCTS = (
     record.RequestRecord,
@@ -263,6 +302,13 @@ def _structs(structs: tuple[type, ...], told: dict[str, dict[str, str]]) -> Iter
         yield tables.struct_table(struct, told[struct.__name__], defaults=False) + "\n"
 
 
+def _shapes(structs: tuple[type, ...], *, defaults: bool) -> Iterator[str]:
+    """Yield structures whose docstrings say what their fields mean."""
+    for struct in structs:
+        yield f"**{struct.__name__}**: {tables.said(struct)}\n\n"
+        yield tables.shape_table(struct, defaults=defaults) + "\n"
+
+
 def plan() -> str:
     """Return the sizes of a tune."""
     return tables.struct_table(TunePlan, words.SETTINGS["TunePlan"])
@@ -306,6 +352,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "request-record": lambda: "".join(_structs(REQUEST_STRUCTS, words.REQUEST)),
     "tune-plan": plan,
     "result": lambda: "".join(_structs(RESULT_STRUCTS, words.RESULT)),
+    "facts": lambda: "".join(_shapes(FACTS_STRUCTS, defaults=False)),
+    "answer": lambda: "".join(_shapes(ANSWER_STRUCTS, defaults=False)),
     "units": units,
     "bounds": bounds,
 }

@@ -20,6 +20,8 @@ CALM = Load(
     waiting=0,
     kv=0.2,
     preemptions=0,
+    queries=1000,
+    hits=0,
     prompt_tokens=1000,
     output_tokens=1000,
     finished=50,
@@ -238,7 +240,7 @@ def test_misspelt_fact_is_refused_with_its_key(tmp_path: Path) -> None:
 
 def test_address_is_read_over_a_window(server: Server) -> None:
     """Two reads of an address make rates; its path is /metrics unless it says another."""
-    server.pages = [vllm(CALM).encode(), vllm(CALM.but(output_tokens=1500)).encode()]
+    server.pages = [vllm(CALM).encode(), vllm(later(CALM, 2)).encode()]
     code, told = answer(server.url, "--window", "0.2", "--scrapes", "2", *TARGETS)
     source = told["sources"][0]
     assert (code, source["scrapes"], source["lifetime"]) == (0, 2, False)
@@ -409,7 +411,7 @@ def test_watch_goes_on_while_a_server_is_away(server: Server) -> None:
 
 def test_watch_draws_trends_on_a_terminal_and_a_page(server: Server, tmp_path: Path) -> None:
     """The page has a chart of each trend and loads itself anew."""
-    server.pages = [vllm(CALM).encode()]
+    server.pages = [vllm(later(CALM, times)).encode() for times in (1, 2, 3)]
     page = tmp_path / "deep" / "page.html"
     ran = invoke(
         server.url, "--watch", "--every", "0.05", "--window", "1", "--refreshes", "3",

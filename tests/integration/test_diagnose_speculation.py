@@ -1,4 +1,4 @@
-"""What a diagnosis makes of speculation: counters of a scrape, and facts measured elsewhere, through the public command.
+"""Speculation in a diagnosis: counters of a scrape, and facts measured elsewhere, through the public command.
 
 Each case comes with other numbers, with another engine's names where a page tells it, and with a fact missing.
 """

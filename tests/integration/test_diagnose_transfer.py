@@ -1,4 +1,4 @@
-"""What binds the transfer of KV between servers, when it is worth one, and what failed ones leave, through the command."""
+"""What binds a transfer of KV, when it is worth one, and what failed ones leave, through the public command."""
 
 from pathlib import Path
 

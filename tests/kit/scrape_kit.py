@@ -1,4 +1,4 @@
-"""Pages of metrics as engines write them, made from one description of a load, so that a case can be told by any engine.
+"""Pages of metrics as engines write them, made from one description of a load: any engine can tell any case.
 
 A field that is None is not on the page: that is how an engine says nothing of it.
 """
