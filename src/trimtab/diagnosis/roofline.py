@@ -1,4 +1,4 @@
-"""Roofline: what a model's steps must do at least, how long that must take at least, what part of a ceiling was reached.
+"""Roofline: what a model's steps must do at least, how long that takes at least, what part of a ceiling was reached.
 
 Per device, with d devices in a tensor-parallel group (operations count a multiplication and an addition as two):
 
@@ -6,10 +6,12 @@ Per device, with d devices in a tensor-parallel group (operations count a multip
         operations   b x (2 x multiplied parameters of a token + 4 x heads x head size x sum over layers of context) / d
         bytes        weights touched / d + b x KV of c tokens that one rank holds
     prefill of n tokens after p cached ones:
-        operations   n x 2 x (multiplied parameters - output matrix) + 4 x heads x head size x layers x (n p + n^2 / 2), / d
+        operations   2 n x (multiplied parameters - output matrix) / d
+                     + 4 x heads x head size x layers x (n p + n^2 / 2) / d
         bytes        weights touched / d
     collectives (two all-reduces a layer): 4 x layers x tokens x hidden x bytes per value x (d - 1) / d, per device
 
+Latent attention (MLA) is counted as decode computes it, on the compressed vectors: an upper estimate for its prefill.
 Of E experts with k a token, b tokens touch E x (1 - (1 - k/E)^b) if they choose evenly; skewed choices touch fewer.
 A step cannot be shorter than its longest of the three, so measured time over that is a share of a ceiling; no step
 overlaps perfectly, and a share that is far below all ceilings means that something else takes the time (kernel starts,
@@ -171,9 +173,7 @@ def _attention_operations(shape: ModelShape, context_tokens: float) -> float | N
     """Operations of one token's attention over all layers: two products of two operations a value."""
     if not shape.layers or not shape.heads or not shape.head_size:
         return None
-    return (
-        4.0 * shape.heads * shape.head_size * _layer_tokens(shape, shape.layers, context_tokens)
-    )
+    return 4.0 * shape.heads * shape.head_size * _layer_tokens(shape, shape.layers, context_tokens)
 
 
 def _weights_touched(shape: ModelShape, tokens: float, devices: int) -> float | None:

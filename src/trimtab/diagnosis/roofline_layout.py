@@ -2,8 +2,8 @@
 
 Heads are dealt out whole: a size must divide the heads. KV heads are dealt out while there are enough and copied when
 there are more ranks than KV heads, for which either must divide the other. So a rank holds max(1, KV heads / size) of
-them: beyond that many ranks a larger group saves no KV per rank and only adds copies. A latent KV (MLA) is one head that
-every rank needs whole: every rank holds all of it.
+them: beyond that many ranks a larger group saves no KV per rank and only adds copies. A latent KV (MLA) is one head
+that every rank needs whole: every rank holds all of it.
 """
 
 import msgspec

@@ -8,7 +8,7 @@ name does not tell the width, the size is unknown.
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ Fields = Mapping[str, object]
 
 def _dense(
     kind: str, layers: int, hidden: int, heads: int, kv_heads: int, wide: int, vocabulary: int,
-    *, tied: bool = False, head: int | None = None, **more: object,
+    *, tied: bool = False, head: int | None = None, **more: Any,
 ) -> Fields:  # fmt: skip
     """A configuration in the keys of config.json; `wide` is the intermediate size."""
     return {
@@ -38,9 +38,14 @@ def _dense(
     }
 
 
-def _deepseek(layers: int, hidden: int, heads: int, wide: int, vocabulary: int, **more: object) -> Fields:  # fmt: skip
+def _deepseek(layers: int, hidden: int, heads: int, wide: int, vocabulary: int, **more: Any) -> Fields:  # fmt: skip
     """A model of multi-head latent attention with the ranks that all of DeepSeek's have."""
-    ranks = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
+    ranks: dict[str, Any] = {
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
     return _dense("deepseek_v3", layers, hidden, heads, heads, wide, vocabulary, **ranks, **more)
 
 
@@ -49,12 +54,12 @@ _V3: Final = _deepseek(
     n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, topk_group=4,
     quantization_config={"quant_method": "fp8"},
 )  # fmt: skip
-_OSS: Final = {
+_OSS: Final[dict[str, Any]] = {
     "head": 64, "num_experts_per_tok": 4, "sliding_window": 128,
     "quantization_config": {"quant_method": "mxfp4"},
 }  # fmt: skip
-_QWEN3_MOE: Final = {"head": 128, "num_experts": 128, "num_experts_per_tok": 8}
-_MIXTRAL: Final = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_QWEN3_MOE: Final[dict[str, Any]] = {"head": 128, "num_experts": 128, "num_experts_per_tok": 8}
+_MIXTRAL: Final[dict[str, Any]] = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 _CONFIGS: Final[Mapping[str, Fields]] = {
     "llama-3.1-8b": _dense("llama", 32, 4096, 32, 8, 14336, 128256),
@@ -163,8 +168,6 @@ def find_model_shape(
         )
     width = next((found for pattern, found in _WIDTHS if pattern.search(suffix)), None)
     narrow = {**config, "quantization_config": width or {"quant_method": suffix}}
-    shape = shape_of_config(
-        narrow, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value
-    )
+    shape = shape_of_config(narrow, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
     note = f"the width of the weights was read from the name ({suffix})"
     return msgspec.structs.replace(shape, notes=(*shape.notes, note)) if width else shape

@@ -32,9 +32,7 @@ class Matrices(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> float:
         """All parameters."""
-        return (
-            self.embedding + self.head + self.attention + self.dense + self.experts + self.other
-        )
+        return self.embedding + self.head + self.attention + self.dense + self.experts + self.other
 
     @property
     def lookup(self) -> float:
