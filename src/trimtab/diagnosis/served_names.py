@@ -14,6 +14,11 @@ class ServedName(StrEnum):
     RUNNING_MAX = "running_max"
     WAITING_MEAN = "waiting_mean"
     WAITING_MAX = "waiting_max"
+    SWAPPED_MEAN = "swapped_mean"
+    REQUESTS_MAX = "requests_max"
+    CONTEXT_TOKENS_MAX = "context_tokens_max"
+    BATCH_TOKENS_MAX = "batch_tokens_max"
+    SLOTS_BUSY_PER_STEP = "slots_busy_per_step"
 
     KV_USED_SHARE_MEAN = "kv_used_share_mean"
     KV_USED_SHARE_MAX = "kv_used_share_max"
@@ -83,6 +88,7 @@ class ServedName(StrEnum):
     DECODE_SHARE = "decode_share"
     TRANSFER_SHARE = "transfer_share"
     UNACCOUNTED_SHARE = "unaccounted_share"
+    FIRST_TOKEN_SHARE = "first_token_share"
 
 
 def low_of(name: str) -> str:
@@ -93,6 +99,11 @@ def low_of(name: str) -> str:
 def high_of(name: str) -> str:
     """Return the name of the upper end of a quantile's bucket; it is unknown above the last edge."""
     return f"{name}_high"
+
+
+def of_position(name: str, position: int) -> str:
+    """Return the name of a reading of one position in a draft, counted from 1."""
+    return f"{name}_at_{position}"
 
 
 def of_source(name: str, source: str) -> str:

@@ -23,6 +23,16 @@ _IN_FLIGHT = (
     (Gauge.RUNNING, ServedName.RUNNING_MEAN, ServedName.RUNNING_MAX),
     (Gauge.WAITING, ServedName.WAITING_MEAN, ServedName.WAITING_MAX),
 )
+_SUMMED = (
+    (Gauge.SWAPPED, ServedName.SWAPPED_MEAN, "requests"),
+    (Gauge.REQUESTS_MAX, ServedName.REQUESTS_MAX, "requests"),
+    (Gauge.OUTPUT_TOKENS_PER_S, ServedName.OUTPUT_GAUGE_TOKENS_PER_S, "tokens/s"),
+)
+_OF_ONE_RANK = (
+    (Gauge.CONTEXT_TOKENS_MAX, ServedName.CONTEXT_TOKENS_MAX, "tokens"),
+    (Gauge.BATCH_TOKENS_MAX, ServedName.BATCH_TOKENS_MAX, "tokens"),
+    (Gauge.SLOTS_BUSY_PER_STEP, ServedName.SLOTS_BUSY_PER_STEP, "requests"),
+)
 _BY_RANK = (
     (Gauge.RUNNING, ServedName.RUNNING_MEAN, "requests"),
     (Gauge.WAITING, ServedName.WAITING_MEAN, "requests"),
@@ -39,7 +49,10 @@ def load_readings(pool: Pool) -> Iterator[Reading]:
     yield from _ranks(pool)
     yield from _by_rank(pool)
     yield from _devices(pool)
-    yield _summed(pool, Gauge.OUTPUT_TOKENS_PER_S, ServedName.OUTPUT_GAUGE_TOKENS_PER_S, "tokens/s")
+    for gauge, name, unit in _SUMMED:
+        yield _summed(pool, gauge, name, unit)
+    for gauge, name, unit in _OF_ONE_RANK:
+        yield _of_one_rank(pool, gauge, name, unit)
 
 
 def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = False) -> Reading:
@@ -58,6 +71,18 @@ def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = Fals
     return pool.evidence(
         name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note, of_gauge=True
     )
+
+
+def _of_one_rank(pool: Pool, gauge: Gauge, name: str, unit: str) -> Reading:
+    """Return what each rank has for itself, as the mean of the ranks."""
+    told = pool.gauges(gauge)
+    if told is None:
+        return Unknown(name, pool.absent(gauge))
+    values, origin = told
+    spread = "" if min(values) == max(values) else f", {min(values):g} to {max(values):g}"
+    note = f"{origin.moment}; of one rank{spread}"
+    mean = math.fsum(values) / len(values)
+    return pool.evidence(name, mean, unit, origin, samples=origin.scrapes, note=note, of_gauge=True)
 
 
 def _sum(values: tuple[float, ...]) -> str:

@@ -11,7 +11,7 @@ from trimtab.core.evidence import Readings
 from trimtab.core.served import Counter, Distribution, Gauge, Note
 from trimtab.diagnosis.served_names import ServedName
 from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Pool, pool_of
-from trimtab.diagnosis.served_readings_times import leaves_out_waiting, population_text
+from trimtab.diagnosis.served_readings_times import leaves_out_waiting, mean_s, population_text
 
 RATE_FACTOR_MAX = 2.0
 """A throughput gauge and the counters' rate may differ by this factor before they contradict each other."""
@@ -19,13 +19,16 @@ RATE_FACTOR_MAX = 2.0
 IMPLIED_FACTOR_MAX = 3.0
 """The same for running requests over time per token, which counts requests in prefill too."""
 
+ONE_TOKEN_MAX = 1.5
+"""A server whose requests end with fewer output tokens than this only prefills."""
+
 HIT_SHARE_GAP_MAX = 0.10
 """Two hit shares of one window may differ by this much."""
 
 
 def contradictions(pool: Pool, readings: Readings) -> tuple[Note, ...]:
     """Return what of the readings contradicts itself; the throughput gauge says so in its own note."""
-    found = [*_hit_shares(pool, readings), *_front_ends(pool)]
+    found = [*_hit_shares(pool, readings), *_front_ends(pool), *_halves(pool)]
     if leaves_out_waiting(pool):
         text = "the mean wait exceeds the mean time to the first token, which leaves the wait out"
         found.append(Note(kind="conflict", text=text, metric=Distribution.TTFT.value))
@@ -82,6 +85,22 @@ def _hit_shares(pool: Pool, readings: Readings) -> Iterator[Note]:
             "the counters are trusted, the gauge speaks of a stretch that the engine chooses"
         )
         yield Note(kind="conflict", text=text, metric=Gauge.PREFIX_HIT_SHARE.value)
+
+
+def _halves(pool: Pool) -> Iterator[Note]:
+    """Tell servers that only prefill from servers that decode: their requests are halves of the same ones."""
+    lengths = {
+        window.source: mean_s(pool_of((window,), pool.id_prefix), Distribution.OUTPUT_LENGTH)
+        for window in pool.windows
+    }
+    known = {source: length for source, length in lengths.items() if length is not None}
+    prefill = [source for source, length in known.items() if length <= ONE_TOKEN_MAX]
+    if prefill and len(prefill) < len(known):
+        text = (
+            f"{', '.join(prefill)} makes one token a request, as a server that only prefills does: "
+            "means over all sources mix two halves of the same requests; read each source by itself"
+        )
+        yield Note(kind="population", text=text, metric=Distribution.OUTPUT_LENGTH.value)
 
 
 def _front_ends(pool: Pool) -> Iterator[Note]:

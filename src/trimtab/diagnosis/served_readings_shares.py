@@ -47,6 +47,7 @@ def share_readings(pool: Pool) -> Iterator[Reading]:
         else:
             yield Unknown(name, pool.absent(key))
     yield _unaccounted(pool, told, whole, note)
+    yield _first_token(pool)
 
 
 def _is_complete(told: dict[ServedName, float]) -> bool:
@@ -85,6 +86,24 @@ def _unaccounted(pool: Pool, told: dict[ServedName, float], whole: float, note: 
     return pool.evidence(name, left, "share", origin, samples=ended[0].total, note=text)
 
 
+def _first_token(pool: Pool) -> Reading:
+    """Return the part of request time before the first token: what queue, prefill and transfer share at most."""
+    name = ServedName.FIRST_TOKEN_SHARE
+    found, ended = pool.buckets(Distribution.TTFT), pool.buckets(Distribution.E2E)
+    first, whole = mean_s(pool, Distribution.TTFT), mean_s(pool, Distribution.E2E)
+    if found is None or ended is None or first is None or not whole:
+        return Unknown(name, pool.absent(Distribution.TTFT, Distribution.E2E))
+    if leaves_out_waiting(pool):
+        first += mean_s(pool, Distribution.QUEUE_TIME) or 0.0
+    if first > whole:
+        text = (
+            "first tokens came later than the requests that ended took: they are of other requests"
+        )
+        return Unknown(name, text)
+    note = "; ".join(part for part in (population_text(pool), ended[1].growth) if part)
+    return pool.evidence(name, first / whole, "share", ended[1], samples=ended[0].total, note=note)
+
+
 def _of_slots(pool: Pool) -> Iterator[Reading]:
     """Give shares of the time in slots from counters of seconds, where there are no histograms."""
     keys = (Counter.PROMPT_SECONDS, Counter.DECODE_SECONDS)
@@ -98,6 +117,7 @@ def _of_slots(pool: Pool) -> Iterator[Reading]:
         else:
             yield _slot_share(pool, name, part.value / (prompt.value + decode.value), part.origin)
     yield Unknown(ServedName.UNACCOUNTED_SHARE, pool.absent(Distribution.E2E))
+    yield _first_token(pool)
 
 
 def _slot_share(pool: Pool, name: str, share: float, origin: Origin) -> Reading:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from trimtab.core.evidence import Reading, Unknown
 from trimtab.core.served import Counter, Distribution, EngineKind, Gauge
-from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_names import ServedName, of_position
 from trimtab.diagnosis.served_quantiles import mean_of
 from trimtab.diagnosis.served_readings_pool import Origin, Pool, Told
 
@@ -151,6 +151,7 @@ def _drafts(pool: Pool) -> Iterator[Reading]:
         gauge=Gauge.ACCEPTANCE_SHARE,
     )
     yield from _accepted_length(pool)
+    yield from _positions(pool)
     yield _quotient(pool, ServedName.DRAFTED_LENGTH_MEAN, drafted, drafts, "tokens/draft")
     yield _quotient(
         pool, ServedName.ACCEPTED_SHARE_OF_OUTPUT, accepted, output, "share", at_most=1.0
@@ -163,6 +164,25 @@ def _drafts(pool: Pool) -> Iterator[Reading]:
     steps = Told(all_of_it.value - taken.value, all_of_it.origin)
     note = "drafts over steps of single requests (output less accepted tokens)"
     yield pool.ratio(name, made, steps, "share", note=note, at_most=1.0)
+
+
+def _positions(pool: Pool) -> Iterator[Reading]:
+    """Give the share of drafts accepted at each position: where it falls, longer drafts only cost."""
+    drafts = pool.grown(Counter.DRAFTS)
+    if drafts is None or drafts.value <= 0:
+        return
+    ranks = [
+        rank.accepted_by_position
+        for window in drafts.origin.windows
+        for rank in window.ranks
+        if rank.accepted_by_position
+    ]
+    for at in range(max(map(len, ranks), default=0)):
+        taken = sum(rank[at] for rank in ranks if at < len(rank))
+        name = of_position(ServedName.DRAFT_ACCEPTANCE_SHARE, at + 1)
+        note = f"drafts accepted up to token {at + 1}"
+        part = Told(taken, drafts.origin)
+        yield pool.ratio(name, part, drafts, "share", note=note, at_most=1.0)
 
 
 def _quotient(

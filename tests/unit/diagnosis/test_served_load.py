@@ -133,6 +133,24 @@ def test_front_end_does_not_count_requests_twice() -> None:
     assert any("40 at the front end, 10 at the engines" in note.text for note in notes_of([front, worker]))  # fmt: skip
 
 
+def test_limits_are_those_of_ranks() -> None:
+    """Requests that may run add up over ranks; the longest context does not."""
+    gauges = {Gauge.REQUESTS_MAX: 256.0, Gauge.CONTEXT_TOKENS_MAX: 8_192.0}
+    found = readings_of(lived(rank("0", gauges=gauges), rank("1", gauges=gauges)))
+    assert found.value(ServedName.REQUESTS_MAX) == 512
+    assert found.value(ServedName.CONTEXT_TOKENS_MAX) == 8_192
+
+
+def test_server_that_only_prefills_is_not_taken_for_fast() -> None:
+    """Its requests are halves of those of the server that decodes, and the note says so."""
+    prefill, decode = (
+        grew(rank(distributions={Distribution.OUTPUT_LENGTH: spread(50.0, mean)}), source=source)
+        for source, mean in (("prefill", 1.0), ("decode", 200.0))
+    )
+    assert any("prefill makes one token" in note.text for note in notes_of([prefill, decode]))
+    assert notes_of([decode]) == ()
+
+
 def test_readings_need_windows_of_different_sources() -> None:
     """No window, and two of one source, are errors."""
     with pytest.raises(ServedReadingsError, match="need a window"):

@@ -166,9 +166,8 @@ def test_first_token_time_that_leaves_the_wait_out_is_completed() -> None:
     found = readings_of(window)
     assert found.value(ServedName.TTFT_MS_MEAN) == pytest.approx(12_139.0)
     assert found.value(ServedName.PREFILL_MS_MEAN) == pytest.approx(309.0)
-    assert "leaves out the wait" in note(found, ServedName.TTFT_MS_P50) or found.value(
-        ServedName.TTFT_MS_P50
-    ) is None  # fmt: skip
+    assert "leaves out the wait" in note(found, ServedName.TTFT_MS_P50)
+    assert found.value(ServedName.FIRST_TOKEN_SHARE) == pytest.approx(12.139 / 33.5)
     assert any("leaves the wait out" in one.text for one in notes_of(window))
     holds = readings_of(timed(ttft=12.0, queue_time=11.0))
     assert holds.value(ServedName.TTFT_MS_MEAN) == pytest.approx(12_000.0)
@@ -203,6 +202,7 @@ def test_queue_that_nothing_tells_stays_unknown() -> None:
     found = readings_of(OVERLOADED)
     assert found.value(ServedName.QUEUE_SHARE) is None
     assert found.value(ServedName.DECODE_SHARE) is None
+    assert found.value(ServedName.FIRST_TOKEN_SHARE) == pytest.approx(0.770, abs=5e-4)
 
 
 def test_seconds_of_prefill_and_decode_are_shares_of_slot_time() -> None:

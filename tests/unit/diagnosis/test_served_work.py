@@ -5,7 +5,7 @@ from windows_kit import grew, lived, rank, scrape, spread
 
 from trimtab.core.evidence import Evidence, Readings, Unknown
 from trimtab.core.served import Counter, Distribution, EngineKind, Gauge, ServerWindow
-from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_names import ServedName, of_position
 from trimtab.diagnosis.served_readings import notes_of, readings_of
 from trimtab.diagnosis.served_window import window_of
 
@@ -95,6 +95,20 @@ def test_drafts_are_a_part_of_steps_and_of_output() -> None:
     assert found.value(ServedName.ACCEPTED_SHARE_OF_OUTPUT) == pytest.approx(0.156, abs=5e-4)
     assert found.value(ServedName.DRAFTED_SHARE_OF_STEPS) == pytest.approx(0.101, abs=5e-4)
     assert found.value(ServedName.DRAFTED_LENGTH_MEAN) == pytest.approx(3.0)
+
+
+def test_acceptance_by_position_is_of_all_drafts() -> None:
+    """Of 100 drafts 90 had their first token accepted and 40 their second, over both ranks."""
+    ranks = [
+        rank(name, counters={Counter.DRAFTS: 50.0}, positions=positions)
+        for name, positions in (("0", (50.0, 30.0)), ("1", (40.0, 10.0)))
+    ]
+    found = readings_of(lived(*ranks))
+    shares = [
+        found.value(of_position(ServedName.DRAFT_ACCEPTANCE_SHARE, position))
+        for position in (1, 2, 3)
+    ]
+    assert shares == [0.9, 0.4, None]
 
 
 def test_gauge_of_accepted_length_holds_the_bonus_token() -> None:
