@@ -177,7 +177,7 @@ def _edges(readings: Readings) -> Iterator[ServedWarning]:
             text = f"{_said(name)} > {edge}, the last edge of its histogram{beside}"
             yield _warn(WarningKind.ABOVE_LAST_EDGE, text, readings, *ids)
         elif mean and high - low > WIDE_PART * mean:
-            text = f"{_said(name)} lies between {low:,.4g} and {high:,.4g} {unit}{beside}: no figure in between is known"
+            text = f"{_said(name)} lies between {low:,.4g} and {high:,.4g} {unit}{beside}: no finer figure is known"
             yield _warn(WarningKind.WIDE_BUCKET, text, readings, *ids)
 
 

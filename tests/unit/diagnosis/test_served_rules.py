@@ -280,7 +280,7 @@ def test_overloaded_server_reads_queue_bound_with_kv_ruled_out() -> None:
     advice = advised(OVERLOADED)
     texts = {w.kind: w.text for w in advice.warnings}
     above = [w.text for w in advice.warnings if w.kind is WarningKind.ABOVE_LAST_EDGE]
-    assert [text.split(",")[0] for text in above] == ["ttft_ms_p50 > 30", "ttft_ms_p99 > 30"]
+    assert [text.split(",")[0] for text in above] == ["TTFT p50 > 30 s", "TTFT p99 > 30 s"]
     assert all("mean 213,700.0" in text for text in above)
     assert "86.5 tokens/s" in texts[WarningKind.GAUGE_CONTRADICTS]
     assert "1,385" in texts[WarningKind.GAUGE_CONTRADICTS]
