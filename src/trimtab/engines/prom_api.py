@@ -132,13 +132,17 @@ def _by_target(answer: _Answer, at_s: float) -> tuple[Stores, tuple[Note, ...]]:
             raise EngineFormatError(f"an answer with more than {VALUES_MAX} values")
         for time_s, text in told:
             at = (target, time_s if math.isfinite(time_s) else at_s)
-            if at not in stores:
-                if len(stores) >= SAMPLES_MAX:
-                    raise EngineFormatError(f"more than {SAMPLES_MAX} targets and times")
-                own = NoteBook()
-                stores[at] = (SeriesStore(own), own)
-            stores[at][0].add(name, labels, _number(text), key)
+            _store_of(stores, at).add(name, labels, _number(text), key)
     return stores, notes.notes()
+
+
+def _store_of(stores: Stores, at: tuple[str, float]) -> SeriesStore:
+    if at not in stores:
+        if len(stores) >= SAMPLES_MAX:
+            raise EngineFormatError(f"more than {SAMPLES_MAX} targets and times")
+        own = NoteBook()
+        stores[at] = (SeriesStore(own), own)
+    return stores[at][0]
 
 
 def _series_of(answer: _Answer) -> tuple[_Series, ...]:

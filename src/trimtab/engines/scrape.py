@@ -106,10 +106,22 @@ def read_scrape(body: bytes, *, wanted: frozenset[str]) -> Scrape:
         if sample[0] in wanted:
             store.add(*sample)
     if not is_page:
-        raise EngineFormatError("not a page of Prometheus metrics: no sample in it")
+        raise EngineFormatError(f"not a page of Prometheus metrics: {_what_it_is(text)}")
     if bad:
         notes.add("broken", f"{bad} lines are no samples and are left out")
     return Scrape(store.series(), notes.notes())
+
+
+def _what_it_is(text: str) -> str:
+    match text.lstrip()[:1]:
+        case "[" | "{":
+            return "it is JSON (TensorRT-LLM has the page at /prometheus/metrics)"
+        case "<":
+            return "it is markup"
+        case "":
+            return "it is empty"
+        case _:
+            return "no sample in it"
 
 
 def _decode(body: bytes, notes: NoteBook) -> str:

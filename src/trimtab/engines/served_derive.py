@@ -13,6 +13,11 @@ from trimtab.engines.served_series import RankedSeries, rank_order
 
 _SPLIT_REPEATS = "tensor-parallel ranks say the same of the same requests: the lowest was read"
 
+_STAND_IN = (
+    (Counter.PREFIX_QUERIES, Counter.PROMPT_TOKENS),
+    (Counter.PREFIX_HITS, Counter.CACHED_TOKENS),
+)
+
 
 def derive(kind: EngineKind, page: PageReading, series: RankedSeries, notes: NoteBook) -> None:
     """Add to a page what follows from its values."""
@@ -21,15 +26,17 @@ def derive(kind: EngineKind, page: PageReading, series: RankedSeries, notes: Not
             _vllm_capacity(page, series)
         case EngineKind.SGLANG:
             _sglang_capacity(page, series)
-            _hits_from_cached(page, "cached tokens of all prompt tokens")
+            _hits_from_cached(page)
             _drop_repeating_ranks(page, notes)
         case EngineKind.LLAMACPP:
             _llamacpp_prompt(page, notes)
-            _hits_from_cached(page, "cached tokens of all prompt tokens")
+            _hits_from_cached(page)
         case EngineKind.TRTLLM:
             _trtllm_blocks(page, series)
+            _hits_from_cached(page)
         case EngineKind.DYNAMO_FRONTEND:
             _dynamo_frontend(page, series, notes)
+            _hits_from_cached(page)
         case EngineKind.DCGM:
             _dcgm_total(page, series)
         case EngineKind.NODE:
@@ -64,18 +71,16 @@ def _sglang_capacity(page: PageReading, series: RankedSeries) -> None:
             page.names[Gauge.KV_CAPACITY_TOKENS.value] = "sglang:num_pages"
 
 
-def _hits_from_cached(page: PageReading, how: str) -> None:
+def _hits_from_cached(page: PageReading) -> None:
     """Cached tokens of prompt tokens are hits of queries, where the engine has no counters of its own for them."""
-    for reading in page.ranks.values():
-        counters = reading.counters
-        if Counter.PREFIX_QUERIES in counters or Counter.PREFIX_QUERIES.value in page.names:
+    if Counter.PREFIX_QUERIES.value in page.names or Counter.PREFIX_HITS.value in page.names:
+        return
+    for counters in (reading.counters for reading in page.ranks.values()):
+        if Counter.CACHED_TOKENS not in counters or Counter.PROMPT_TOKENS not in counters:
             continue
-        if Counter.CACHED_TOKENS in counters and Counter.PROMPT_TOKENS in counters:
-            counters[Counter.PREFIX_QUERIES] = counters[Counter.PROMPT_TOKENS]
-            counters[Counter.PREFIX_HITS] = counters[Counter.CACHED_TOKENS]
-    if any(Counter.PREFIX_HITS in one.counters for one in page.ranks.values()):
-        page.names.setdefault(Counter.PREFIX_QUERIES.value, how)
-        page.names.setdefault(Counter.PREFIX_HITS.value, how)
+        for ours, theirs in _STAND_IN:
+            counters[ours] = counters[theirs]
+            page.names[ours.value] = page.names[theirs.value]
 
 
 def _drop_repeating_ranks(page: PageReading, notes: NoteBook) -> None:

@@ -14,7 +14,7 @@ from trimtab.engines.prom import Sample
 from trimtab.engines.served_buckets import buckets_of
 from trimtab.engines.served_names import CounterRow, GaugeRow, NameTable, Source
 from trimtab.engines.served_notes import NoteBook
-from trimtab.engines.served_series import RankedSeries
+from trimtab.engines.served_series import RankedSeries, rank_order
 
 SHARE_EXCESS = 1e-6
 PERCENT_MIN = 2.0
@@ -121,14 +121,13 @@ def _by_rank(
         if found is None:
             continue
         name, by_rank = found
-        for rank, value in _usable(source, name, by_rank, join, notes):
-            if rank not in chosen:
-                chosen[rank] = (name, value)
-                _remark(row, index, name, notes)
-            elif row.renamed and chosen[rank][1] != value:
-                newer, taken = chosen[rank]
-                text = f"{name} says {value:g} where it says {taken:g}: the newer name was read"
-                notes.add("conflict", text, newer)
+        usable = dict(_usable(source, name, by_rank, join, notes))
+        if row.renamed:
+            _compare(name, usable, chosen, notes)
+        if usable.keys() - chosen.keys():
+            _remark(row, index, name, notes)
+        for rank, value in usable.items():
+            chosen.setdefault(rank, (name, value))
     for rank, (name, value) in chosen.items():
         yield rank, name, value
 
@@ -148,6 +147,23 @@ def _usable(
         value = join(source, name, values)
         if value is not None:
             yield rank, value
+
+
+def _compare(
+    older: str,
+    told: Mapping[str, float],
+    chosen: Mapping[str, tuple[str, float]],
+    notes: NoteBook,
+) -> None:
+    """Note where an older name contradicts what a newer one said, with its lowest rank for example."""
+    differ = [rank for rank in told if rank in chosen and chosen[rank][1] != told[rank]]
+    if not differ:
+        return
+    rank = min(differ, key=rank_order)
+    newer, taken = chosen[rank]
+    where = f" (rank {rank}, one of {len(differ)} that differ)" if len(differ) > 1 else ""
+    text = f"{older} says {told[rank]:g} where it says {taken:g}{where}: the newer name was read"
+    notes.add("conflict", text, newer)
 
 
 def _remark(row: GaugeRow | CounterRow, index: int, name: str, notes: NoteBook) -> None:

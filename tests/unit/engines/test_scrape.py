@@ -83,6 +83,15 @@ def test_what_is_no_page_is_refused(body: bytes) -> None:
         read_scrape(body, wanted=WANTED)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"), [(b"", "empty"), (b"[]", "/prometheus/metrics"), (b" <html>", "markup")]
+)
+def test_refusal_says_what_it_is_instead(body: bytes, said: str) -> None:
+    """TensorRT-LLM answers with JSON where others have the page, and has the page elsewhere."""
+    with pytest.raises(EngineFormatError, match=said):
+        read_scrape(body, wanted=WANTED)
+
+
 def test_page_of_comments_is_a_page() -> None:
     """Labelled metrics begin with their first event: a fresh server may have types only."""
     assert read("# HELP a:x text\n# TYPE a:x counter\n") == Scrape({})

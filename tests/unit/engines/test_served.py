@@ -50,6 +50,18 @@ def test_two_names_that_disagree_are_a_conflict() -> None:
     assert told(read(f"{OLD} 0.7", f"{NEW} 0.7")) == []
 
 
+def test_ranks_that_contradict_share_one_note() -> None:
+    """However many ranks differ, the page says it once, with one for example."""
+    lines = [
+        f'{name}{{engine="{rank}"}} 0.{value}'
+        for rank in range(99)
+        for name, value in ((OLD, 7), (NEW, 1))
+    ]
+    assert [note.text for note in read(*lines).notes] == [
+        f"{OLD} says 0.7 where it says 0.1 (rank 0, one of 99 that differ): the newer name was read"
+    ]
+
+
 def test_old_name_alone_is_said_to_be_old() -> None:
     """Who reads the answer learns what newer versions call it."""
     assert told(read(f"{OLD} 0.7")) == [("name", OLD)]
@@ -299,6 +311,22 @@ def test_trtllm_blocks_become_tokens(prefix: str) -> None:
         Gauge.KV_CAPACITY_TOKENS: 3200.0,
     }
     assert sample.ranks[0].counters == {Counter.PREFIX_HITS: 96.0, Counter.PREFIX_QUERIES: 320.0}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached"),
+    [
+        ("sglang:prompt_tokens_total", 'sglang:cached_tokens_total{cache_source="device"}'),
+        ("trtllm_prompt_tokens_total", "trtllm_prompt_cached_tokens_total"),
+        ("dynamo_frontend_input_sequence_tokens_sum", "dynamo_frontend_cached_tokens_sum"),
+    ],
+)
+def test_cached_tokens_are_hits_of_prompt_tokens(prompt: str, cached: str) -> None:
+    """Engines without counters of queries and hits tell both by their tokens, under those names."""
+    sample = read(f"{prompt} 1000", f"{cached} 900")
+    found = [counter(sample, one) for one in (Counter.PREFIX_QUERIES, Counter.PREFIX_HITS)]
+    assert found == [1000.0, 900.0]
+    assert sample.names[Counter.PREFIX_QUERIES] == prompt
 
 
 def test_dynamo_front_end_counts_the_queue_apart() -> None:
