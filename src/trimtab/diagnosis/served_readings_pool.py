@@ -73,8 +73,9 @@ class Origin(msgspec.Struct, frozen=True):
         """What stretch counters and histograms speak of."""
         lives = [window for window in self.windows if window.lifetime]
         if not lives:
-            lengths = sorted({f"{window.length_s or 0.0:.4g} s" for window in self.windows})
-            return f"window of {' and '.join(lengths)}, {self.scrapes} scrapes"
+            told = sorted({window.length_s for window in self.windows if window.length_s})
+            lengths = " and ".join(f"{length_s:.4g} s" for length_s in told) or "unknown length"
+            return f"window of {lengths}, {self.scrapes} scrapes"
         length_s = lives[0].length_s
         life = "since start" if length_s is None else f"since start {_age(length_s)} ago"
         return life if len(lives) == len(self.windows) else f"{life} at {len(lives)} sources"
@@ -148,8 +149,11 @@ class Pool(msgspec.Struct, frozen=True):
             return self.absent(counter)
         if origin.lost:
             return f"rank {', '.join(origin.lost)} vanished: what the others do is not all"
-        if any(not window.length_s for window in origin.windows):
-            return "one scrape has no length of time: a second scrape tells the rate"
+        for window in origin.windows:
+            if not window.length_s and window.lifetime:
+                return "one scrape has no length of time: a second scrape tells the rate"
+            if not window.length_s:
+                return "how much time lies between the scrapes is not known"
         per_s = [
             rank.counters[counter] / window.length_s
             for window in origin.windows

@@ -1,5 +1,6 @@
 """Readings of what was done: rates, reuse, drafts, transfers."""
 
+import msgspec
 import pytest
 from windows_kit import grew, lived, rank, scrape, spread
 
@@ -72,6 +73,15 @@ def test_rates_need_a_length_of_time() -> None:
     assert found.value(ServedName.PREEMPTIONS) == 20.0
     once = readings_of(lived(rank(counters={Counter.OUTPUT_TOKENS: 5.0})))
     assert "a second scrape" in note(once, ServedName.OUTPUT_TOKENS_PER_S)
+
+
+def test_window_of_unknown_length_has_ratios_and_no_rates() -> None:
+    """Saved scrapes without times still tell what part of what grew."""
+    window = counted(prefix_hits=20.0, prefix_queries=100.0, output_tokens=50.0)
+    found = readings_of(msgspec.structs.replace(window, length_s=None))
+    assert found.value(ServedName.PREFIX_HIT_SHARE) == pytest.approx(0.2)
+    assert "window of unknown length" in note(found, ServedName.PREFIX_HIT_SHARE)
+    assert "between the scrapes is not known" in note(found, ServedName.OUTPUT_TOKENS_PER_S)
 
 
 def test_acceptance_and_both_accepted_lengths() -> None:
