@@ -4,8 +4,9 @@ Laws, in the order in which they are tried:
     shares      as counted, by phase
     times       mean times by phase over the mean end-to-end time; TPOT * (output tokens - 1) for decode, TTFT less
                 the queue for prefill where the phases themselves are not told
-    queue       where nothing else tells it: waiting / (waiting + running), which is the queue's part of request time
-                by Little's law while both hold steady
+    queue       where nothing else tells it, or where it is the larger: waiting / (waiting + running), which is the
+                queue's part of request time by Little's law while both hold steady. Histograms count a wait when it
+                has ended, so that a queue which grows is in none of them yet
 Stalled part of decode = min(prefill's part of the engine's work, 1 - predicted / observed time per token).
 Failure modes: Little's law on one scrape speaks of a moment and not of the window; both gauges must come from it.
 """
@@ -16,11 +17,18 @@ from trimtab.core.evidence import Readings
 from trimtab.diagnosis.served_names import ServedName
 from trimtab.diagnosis.served_rules_costs import Costs
 
+QUEUE_OF_TTFT_MAX = 0.5
+"""Up to this part of TTFT the queue is taken off it to give the prefill."""
+
+
+QUEUE_GROWS_SHARE = 0.05
+"""Where gauges tell so much more of a queue than histograms do, it has grown since the waits that they hold began."""
+
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Shares (0 to 1) of the time of all requests, None where unknown, with how each came to be known.
 
-    `stalled_decode`: part of request time in which prefills hold up decodes, None if it cannot be told.
+    `by_gauges`: the queue's share is that of requests in flight and not of their times. `stalled_decode`: part of request time in which prefills hold up decodes, None if it cannot be told.
     """
 
     queue: float | None
@@ -29,6 +37,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     decode: float | None
     stalled_decode: float | None
     basis: str
+    by_gauges: bool
     names: tuple[str, ...]
 
     @property
@@ -53,6 +62,8 @@ def times_of(readings: Readings, costs: Costs) -> Times:
         # Phases that leave out the queue, or overlap, are shares of what the queue leaves.
         if by_gauges or both > left * 1.02:
             prefill, decode = (left * prefill / both, left * decode / both) if both else (0.0, 0.0)
+    elif queue is not None and decode is not None:
+        decode = min(decode, max(0.0, 1.0 - queue - transfer))
     basis = "phase times of the server"
     if by_gauges:
         basis = "waiting and running requests (Little's law)"
@@ -65,6 +76,7 @@ def times_of(readings: Readings, costs: Costs) -> Times:
         decode=decode,
         stalled_decode=stalled,
         basis=basis,
+        by_gauges=by_gauges,
         names=names,
     )
 
@@ -79,17 +91,25 @@ def waiting_part(readings: Readings) -> float | None:
 
 
 def _queue(readings: Readings) -> tuple[float | None, bool]:
-    """Return the queue's share and whether only gauges tell it."""
+    """Return the queue's share and whether gauges tell it."""
+    ended, waits = _ended_share(readings), waiting_part(readings)
+    if ended is None:
+        return waits, True
+    if waits is not None and waits > ended + QUEUE_GROWS_SHARE:
+        return waits, True
+    return ended, False
+
+
+def _ended_share(readings: Readings) -> float | None:
+    """Return the queue's share of the time of requests whose wait has ended, None if it is not told."""
     share = readings.value(ServedName.QUEUE_SHARE)
     if share is not None:
-        return min(1.0, share), False
+        return min(1.0, share)
     queue, whole = (
         readings.value(ServedName.QUEUE_MS_MEAN),
         readings.value(ServedName.E2E_MS_MEAN),
     )
-    if queue is not None and whole:
-        return min(1.0, queue / whole), False
-    return waiting_part(readings), True
+    return min(1.0, queue / whole) if queue is not None and whole else None
 
 
 def _work(
@@ -105,9 +125,10 @@ def _work(
     prefill_ms, decode_ms = prefill_ms_of(readings), decode_ms_of(readings)
     total = whole or _sum(readings.value(ServedName.TTFT_MS_MEAN), decode_ms)
     if prefill is None and prefill_ms is None and total and queue is not None:
-        # TTFT holds the queue: what it has beyond the queue's part of the whole is prefill.
+        # TTFT holds the queue: what it has beyond it is prefill, unless the queue is so large that its error is too.
         first = readings.value(ServedName.TTFT_MS_MEAN)
-        prefill_ms = None if first is None else max(0.0, first - queue * total)
+        if first is not None and queue * total <= QUEUE_OF_TTFT_MAX * first:
+            prefill_ms = first - queue * total
     names = (
         ServedName.PREFILL_MS_MEAN,
         ServedName.DECODE_MS_MEAN,
