@@ -1,5 +1,6 @@
 """Laws of reading a page of metrics: order and strangers change nothing, bad input is a typed error or a note."""
 
+import json
 import random
 from collections.abc import Mapping
 
@@ -168,6 +169,41 @@ def test_bad_input_is_a_typed_error_or_a_sample(seed: int) -> None:
                 assert list(buckets.edges) == sorted(set(buckets.edges))
     with pytest.raises(EngineFormatError):
         read_api(body, source="s", at_s=1.0)
+
+
+def api_answer() -> bytes:
+    name = ("vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket")
+    result = [
+        {
+            "metric": {"__name__": name[n % 2], "instance": "a", "engine": str(n), "le": "+Inf"},
+            "values": [[n, str(n)], [n + 1, "NaN"]],
+        }
+        for n in range(6)
+    ]
+    return json.dumps(
+        {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    ).encode()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bad_answer_of_the_api_is_a_typed_error_or_samples(seed: int) -> None:
+    """An answer with changed, lost and repeated bytes."""
+    chance = random.Random(seed)
+    body = bytearray(api_answer())
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(body))
+        match chance.randrange(3):
+            case 0:
+                body[at] = chance.randrange(256)
+            case 1:
+                del body[at : at + chance.randrange(1, 9)]
+            case _:
+                body[at:at] = body[at : at + chance.randrange(1, 40)]
+    try:
+        samples = read_api(bytes(body), source="s", at_s=1.0)
+    except EngineFormatError:
+        return
+    assert all(sample.source.startswith("s") for sample in samples)
 
 
 @settings(max_examples=200)

@@ -25,6 +25,8 @@ from trimtab.engines.served_notes import NoteBook
 SAMPLES_MAX = 20_000
 VALUES_MAX = 5_000_000
 WARNINGS_MAX = 8
+TIME_S_MAX = 1e11
+"""Later than any wall clock: seconds of 5138, so that milliseconds are not taken for seconds."""
 
 _HIDDEN = "exported_"
 _SELECTOR = re.compile(r'\{?\s*((?:[^"{}]|"(?:[^"\\]|\\.)*")*?)[\s,]*\}?')
@@ -53,6 +55,8 @@ class _Answer(msgspec.Struct):
     warnings: tuple[str, ...] = ()
 
 
+# Arrays within arrays without end are refused by the decoder in its own way.
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ANSWER = msgspec.json.Decoder(_Answer)
 _RESULT = msgspec.json.Decoder(tuple[_Series, ...])
 
@@ -100,7 +104,7 @@ def _decode(body: bytes) -> _Answer:
         raise EngineFormatError(f"an answer over {PAGE_BYTES_MAX // 2**20} MiB")
     try:
         answer = _ANSWER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _MALFORMED as error:
         raise EngineFormatError("not an answer of the Prometheus API") from error
     if answer.status != "success":
         raise EngineFormatError(
@@ -131,7 +135,7 @@ def _by_target(answer: _Answer, at_s: float) -> tuple[Stores, tuple[Note, ...]]:
         if values > VALUES_MAX:
             raise EngineFormatError(f"an answer with more than {VALUES_MAX} values")
         for time_s, text in told:
-            at = (target, time_s if math.isfinite(time_s) else at_s)
+            at = (target, time_s if 0 <= time_s < TIME_S_MAX else at_s)
             _store_of(stores, at).add(name, labels, _number(text), key)
     return stores, notes.notes()
 
@@ -150,7 +154,7 @@ def _series_of(answer: _Answer) -> tuple[_Series, ...]:
         raise EngineFormatError("the Prometheus API answered with neither a vector nor a matrix")
     try:
         found = _RESULT.decode(answer.data.result)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _MALFORMED as error:
         raise EngineFormatError(
             "the series in the Prometheus API's answer are malformed"
         ) from error

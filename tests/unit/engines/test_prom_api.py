@@ -77,6 +77,14 @@ def test_targets_without_a_known_name_are_left_out_beside_known_ones() -> None:
     assert [one.engine for one in read(answer(start))] == [EngineKind.UNKNOWN]
 
 
+def test_time_that_cannot_be_is_that_of_the_question() -> None:
+    """No answer moves a sample before the epoch or beyond any clock."""
+    metric = series("tgi_queue_size")
+    assert [
+        read(answer({"metric": metric, "value": [at, "2"]}))[0].at_s for at in (-1e300, 1e300)
+    ] == [99.0, 99.0]
+
+
 def test_nothing_matched_is_no_sample() -> None:
     """An empty answer is empty."""
     assert read(answer()) == ()
@@ -108,6 +116,8 @@ def test_warnings_and_native_histograms_are_noted() -> None:
         b'{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":["x",1]}]}}',
         b'{"status":"success","data":{"resultType":"vector","result":{}}}',
         b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"status":"success","data":{"resultType":"vector","result":' + b"[" * 200_000,
     ],
 )
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
