@@ -18,7 +18,7 @@ from trimtab.diagnosis.diagnose import DOMINANT_LEAD_MIN, DOMINANT_SHARE_MIN, RE
 from trimtab.diagnosis.served_advice import Activity, Binding, ServedAdvice
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_names import ServedName
-from trimtab.diagnosis.served_rules_activity import activity_of, at_of
+from trimtab.diagnosis.served_rules_activity import activity_of, at_of, without_idle_moment
 from trimtab.diagnosis.served_rules_budgets import budgets_served
 from trimtab.diagnosis.served_rules_ceilings import ceilings_served
 from trimtab.diagnosis.served_rules_checks import corroborate_served, ruled_out_served
@@ -58,7 +58,15 @@ def advise_served(
     costs = costs_of(readings, facts)
     times = times_of(readings, costs)
     activity, why_activity = activity_of(readings, times, at_s)
-    diagnosis = _diagnosed(readings, facts, times, costs, (activity, why_activity), at_s, scope)
+    before = without_idle_moment(readings) if activity is Activity.IDLE else None
+    idle_now = activity is Activity.IDLE and before is None
+    if before is not None:
+        readings = before
+        costs = costs_of(readings, facts)
+        times = times_of(readings, costs)
+    moment = " (idle at the only scrape)" if before is not None else ""
+    silent = why_activity if activity is Activity.STALE or idle_now else ""
+    diagnosis = _diagnosed(readings, facts, times, costs, (silent, moment), at_s, scope)
     binding = _binding(diagnosis)
     healthy, because = health_of(readings, facts, times, costs, activity)
     weighed = Weighed(
@@ -99,19 +107,19 @@ def _diagnosed(
     facts: ServedFacts,
     times: Times,
     costs: Costs,
-    activity: tuple[Activity, str],
+    silence: tuple[str, str],
     at_s: float | None,
     scope: str,
 ) -> Diagnosis:
     phases = bind_served(readings, facts, times, costs)
-    dominant, why_none = _dominant(readings, phases, times, activity)
+    dominant, why_none = _dominant(readings, phases, times, silence[0])
     missing = unknowns(readings, _NEEDED)
     supports: tuple[Finding, ...] = ()
     contradicts: tuple[Finding, ...] = ()
     confidence = 0.0
     samples = samples_of(readings)
     if dominant is None:
-        missing = (Finding(text=why_none), *missing)
+        missing = (Finding(text=f"{why_none}{silence[1]}"), *missing)
     else:
         supports, contradicts = corroborate_served(*dominant, readings, facts, times, costs)
         confidence = confidence_of(len(supports), len(contradicts), samples)
@@ -153,12 +161,11 @@ def _dominant(
     readings: Readings,
     phases: tuple[PhaseFinding, ...],
     times: Times,
-    activity: tuple[Activity, str],
+    silent: str,
 ) -> tuple[tuple[Phase, Resource] | None, str]:
-    """Return the dominant (phase, resource), or None with the reason."""
-    kind, why = activity
-    if kind in (Activity.STALE, Activity.IDLE):
-        return None, f"nothing is called dominant: {why}"
+    """Return the dominant (phase, resource), or None with the reason; `silent` says why nothing may be named."""
+    if silent:
+        return None, f"nothing is called dominant: {silent}"
     if kv_full(readings) is not None:
         return (Phase.QUEUE, Resource.MEMORY_CAPACITY), ""
     counted = requests_counted(readings)

@@ -1,6 +1,6 @@
 """Working, idle, saturated or stale: four states of a server that a single gauge cannot tell apart."""
 
-from trimtab.core.evidence import Evidence, Readings
+from trimtab.core.evidence import Evidence, Readings, Unknown
 from trimtab.diagnosis.served_advice import Activity
 from trimtab.diagnosis.served_names import ServedName
 from trimtab.diagnosis.served_rules_phases import QUEUE_MIN_SHARE, kv_full
@@ -67,3 +67,30 @@ def _stale(readings: Readings, at_s: float | None) -> str | None:
     if running and grown == 0.0:
         return f"{running:.0f} requests run, but no counter moves: the page is stale or the engine hangs"
     return None
+
+
+_OF_A_MOMENT = (
+    ServedName.RUNNING_MEAN,
+    ServedName.RUNNING_MAX,
+    ServedName.WAITING_MEAN,
+    ServedName.WAITING_MAX,
+    ServedName.KV_USED_SHARE_MEAN,
+    ServedName.KV_USED_SHARE_MAX,
+    ServedName.RANKS_SATURATED,
+    ServedName.OUTPUT_GAUGE_TOKENS_PER_S,
+    ServedName.OUTPUT_IMPLIED_TOKENS_PER_S,
+)
+
+
+def without_idle_moment(readings: Readings) -> Readings | None:
+    """Return readings since start without the gauges of an idle moment, which say nothing of the time before it.
+
+    None where no histogram or counter speaks of the time since start.
+    """
+    moment = {str(name) for name in _OF_A_MOMENT}
+    told = [item for item in readings.items if item.name not in moment]
+    if not any(is_since_start(item) for item in told):
+        return None
+    reason = "idle at the only scrape: a scrape under load, or two of them, would tell"
+    hidden = (Unknown(name, reason) for name in sorted(moment))
+    return Readings((*told, *hidden))

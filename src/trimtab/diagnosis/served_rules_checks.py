@@ -101,19 +101,17 @@ def _accounted(readings: Readings) -> Checked:
 
 
 def _gauges(readings: Readings, times: Times) -> Checked:
-    part, share = waiting_part(readings), readings.value(ServedName.QUEUE_SHARE)
+    """Compare the queue by gauges with that by times; where gauges alone tell it they corroborate nothing."""
+    part = waiting_part(readings)
     names = (ServedName.WAITING_MEAN, ServedName.RUNNING_MEAN, ServedName.QUEUE_SHARE)
-    if part is None or times.queue is None:
+    if part is None or times.queue is None or times.by_gauges:
         return None
     waiting, running = (
         readings.value(ServedName.WAITING_MEAN),
         readings.value(ServedName.RUNNING_MEAN),
     )
-    said = f"{waiting:.0f} requests wait and {running:.0f} run"
-    if share is None:
-        return _found(True, said, readings, *names) if part >= 0.5 else None
-    agrees = abs(part - share) <= AGREES_WITHIN
-    return _found(agrees, f"{said}, {part:.0%}, against {share:.0%} by times", readings, *names)
+    text = f"{waiting:.0f} requests wait and {running:.0f} run, {part:.0%}, against {times.queue:.0%} by times"
+    return _found(abs(part - times.queue) <= AGREES_WITHIN, text, readings, *names)
 
 
 def _slots(readings: Readings, facts: ServedFacts) -> Checked:

@@ -21,7 +21,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted costs of one rank at its observed batch; None where a fact is missing, and `missing` says which.
 
     `token_ms`: per output token of one stream. `bandwidth_part`: part of a decode step (0 to 1) that is reading
-    memory; `weights_part`: part that is reading weights; `communication_ms`: least time of a step's collectives.
+    memory; `weights_part`: part that is reading weights; `communication_ms`, `memory_ms`: least time of a step's
+    collectives and of its reading.
     `*_busy_share`: part of the time that the observed work would take at these costs. `batch`: streams of a step.
     """
 
@@ -36,6 +37,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     prefill_busy_share: float | None = None
     decode_busy_share: float | None = None
     communication_ms: float | None = None
+    memory_ms: float | None = None
     measured: bool = False
 
 
@@ -46,6 +48,7 @@ class _StepCost(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_part: float | None = None
     weights_part: float | None = None
     communication_ms: float | None = None
+    memory_ms: float | None = None
     measured: bool = False
 
 
@@ -75,6 +78,7 @@ def costs_of(readings: Readings, facts: ServedFacts) -> Costs:
         prefill_busy_share=prefill_busy,
         decode_busy_share=decode_busy,
         communication_ms=step.communication_ms,
+        memory_ms=step.memory_ms,
         measured=step.measured,
     )
 
@@ -129,28 +133,29 @@ def _by_roofline(readings: Readings, facts: ServedFacts, batch: float | None) ->
     model, device, devices = facts.model, facts.accelerator, facts.accelerators or 1
     assert model is not None, "asked for without a model"
     assert device is not None, "asked for without an accelerator"
+    source = f"roofline of {model.name} on {devices} x {device.name}"
     prompt = readings.value(ServedName.PROMPT_LENGTH_MEAN)
     prefill = prefill_work(model, tokens=prompt or PROMPT_TOKENS_ASSUMED, devices=devices)
     per_prompt = floors_of(prefill, device).floor_ms
-    source = f"roofline of {model.name} on {devices} x {device.name}"
-    if per_prompt is None:
-        return f"parameters of {model.name} or peak rates of {device.name} would tell what a step should cost"
-    per_token = per_prompt / prefill.tokens
+    per_token = None if per_prompt is None else per_prompt / prefill.tokens
+    if batch is None:
+        return _StepCost(source=source, prefill_ms_per_token=per_token)
+    # A lower bound stays one if the context is unknown and its KV is left out.
     context = context_of(readings)
-    if batch is None or context is None:
-        return _StepCost(source=source, prefill_ms_per_token=per_token)
-    work = decode_work(model, batch=batch, context_tokens=context, devices=devices)
+    source += "" if context is not None else ", KV left out for want of prompt lengths"
+    work = decode_work(model, batch=batch, context_tokens=context or 0.0, devices=devices)
     floors = floors_of(work, device)
-    compute, memory, step = floors.compute_ms, floors.memory_ms, floors.floor_ms
-    if compute is None or memory is None or step is None:
-        return _StepCost(source=source, prefill_ms_per_token=per_token)
-    both = compute + memory
+    compute, memory = floors.compute_ms, floors.memory_ms
+    if memory is None:
+        return f"weights of {model.name} or bandwidth of {device.name} would tell what a step should cost"
     weights = (work.weight_bytes or 0.0) / work.bytes if work.bytes else 0.0
+    part = None if compute is None else memory / (compute + memory)
     return _StepCost(
         source=source,
         prefill_ms_per_token=per_token,
-        step_ms=step,
-        bandwidth_part=memory / both,
-        weights_part=weights * memory / both,
+        step_ms=max(memory, compute or 0.0, floors.communication_ms or 0.0),
+        memory_ms=memory,
+        bandwidth_part=part,
+        weights_part=None if part is None else weights * part,
         communication_ms=floors.communication_ms,
     )

@@ -16,6 +16,7 @@ from trimtab.diagnosis.served_rules_costs import Costs
 from trimtab.diagnosis.served_rules_phases import (
     QUEUE_MIN_SHARE,
     kv_full,
+    kv_is_slots,
     kv_used,
 )
 from trimtab.diagnosis.served_rules_proposals import Weighed
@@ -45,8 +46,14 @@ def health_of(
     if facts.ttft_ms_target is not None or facts.tpot_ms_target is not None:
         return _targets(readings, facts)
     if activity is Activity.IDLE:
+        queued = times.queue is not None and times.queue >= QUEUE_MIN_SHARE
+        if queued:
+            return (
+                None,
+                f"idle now, but since start requests queued for {times.queue:.0%} of their time",
+            )
         return True, "nothing runs or waits"
-    return _ceilings(readings, times, costs)
+    return _ceilings(readings, facts, times, costs)
 
 
 def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
@@ -86,29 +93,31 @@ def _met(
     return (False, text) if low >= target else (None, f"{text}: the histogram cannot tell")
 
 
-def _ceilings(readings: Readings, times: Times, costs: Costs) -> tuple[bool | None, str]:
+def _ceilings(
+    readings: Readings, facts: ServedFacts, times: Times, costs: Costs
+) -> tuple[bool | None, str]:
     kv = kv_full(readings)
     if kv is not None:
         return False, kv
     if times.queue is not None and times.queue >= QUEUE_MIN_SHARE:
         return False, f"requests queue for {times.queue:.0%} of their time"
     used, work = kv_used(readings), work_share(costs)
+    needs_kv = used is None and not kv_is_slots(facts)
     if work is not None and work > CEILING_SHARE:
         return False, f"the work observed takes {work:.0%} of what {costs.source} allows"
     missing = [
         text
         for text, value in (
             ("waiting requests or queue time", times.queue),
-            ("KV usage", used),
+            ("KV usage", None if needs_kv else 1.0),
             (costs.missing or "token rates of a window", work),
         )
         if value is None
     ]
     if missing:
         return None, f"without targets it takes {'; '.join(missing)}"
-    return True, (
-        f"nothing queues, {used or 0.0:.0%} of the KV cache and {work or 0.0:.0%} of the other ceilings is in use"
-    )
+    kv_text = "" if used is None else f"{used:.0%} of the KV cache and "
+    return True, f"nothing queues, {kv_text}{work or 0.0:.0%} of the other ceilings is in use"
 
 
 def not_to_do(at: Weighed) -> tuple[Finding, ...]:

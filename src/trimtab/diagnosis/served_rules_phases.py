@@ -9,11 +9,13 @@ part of it.
 
 from trimtab.core.evidence import Evidence, Readings
 from trimtab.core.findings import PhaseFinding
+from trimtab.core.served import EngineKind
 from trimtab.core.types import Phase, Resource
 from trimtab.diagnosis.binding import BANDWIDTH_MIN_SHARE, KV_FULL_SHARE, KV_TIGHT_SHARE
+from trimtab.diagnosis.roofline import CEILING_BROKEN_SHARE, CEILING_NEAR_SHARE
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_names import ServedName
-from trimtab.diagnosis.served_rules_costs import Costs
+from trimtab.diagnosis.served_rules_costs import Costs, tokens_per_step_of
 from trimtab.diagnosis.served_rules_time import Times, decode_ms_of, prefill_ms_of, waiting_part
 
 QUEUE_MIN_SHARE = 0.05
@@ -67,6 +69,11 @@ def kv_used(readings: Readings) -> float | None:
     return max((value for value in told if value is not None), default=None)
 
 
+def kv_is_slots(facts: ServedFacts) -> bool:
+    """Say whether the engine gives each slot its KV at the start, so that a request waits for a slot and not for KV."""
+    return facts.effective.get("engine") == EngineKind.LLAMACPP
+
+
 def slots_of(facts: ServedFacts) -> float | None:
     """Return how many requests a rank may run at once, as told or as the effective configuration says."""
     if facts.slots is not None:
@@ -105,7 +112,7 @@ def bind_served(
     samples = samples_of(readings)
     queue, queue_because = _queue(readings, facts, times)
     prefill, prefill_because = _prefill(readings, facts, costs)
-    decode, decode_because = _decode(costs)
+    decode, decode_because = _decode(readings, costs)
     moves = times.transfer > 0 or bool(readings.value(ServedName.TRANSFER_MS_MEAN))
     return (
         PhaseFinding(
@@ -149,7 +156,6 @@ def bind_served(
 _COUNTED = (
     ServedName.TTFT_MS_MEAN,
     ServedName.E2E_MS_MEAN,
-    ServedName.TPOT_MS_MEAN,
     ServedName.QUEUE_MS_MEAN,
 )
 
@@ -184,9 +190,14 @@ def _queue(readings: Readings, facts: ServedFacts, times: Times) -> tuple[Resour
     if times.queue < QUEUE_MIN_SHARE:
         return None, f"requests hardly queue ({times.queue:.1%} of their time)"
     used, full = kv_used(readings), slots_full(readings, facts)
+    limited = readings.value(ServedName.RANKS_SATURATED)
     queued = f"requests queue for {times.queue:.0%} of their time"
     if full is not None and full >= SLOTS_FULL_SHARE:
         return Resource.ADMISSION, f"{queued} and {full:.0%} of the slots run"
+    if used is None and kv_is_slots(facts):
+        return Resource.ADMISSION, f"{queued}, and this engine makes a request wait for a slot only"
+    if used is None and limited:
+        return Resource.ADMISSION, f"{queued} and {limited:.0f} ranks run as many as they may"
     if used is not None and used <= KV_FULL_SHARE:
         return Resource.ADMISSION, (
             f"{queued} while only {used:.0%} of the KV cache is in use: slots, limits or replicas"
@@ -213,9 +224,11 @@ def _prefill(readings: Readings, facts: ServedFacts, costs: Costs) -> tuple[Reso
     return Resource.COMPUTE, "prefill computes all its tokens in one pass over the weights"
 
 
-def _decode(costs: Costs) -> tuple[Resource | None, str]:
+def _decode(readings: Readings, costs: Costs) -> tuple[Resource | None, str]:
     if costs.missing:
         return None, f"how a step grows with the batch is unknown: {costs.missing}"
+    if costs.bandwidth_part is None and costs.memory_ms is not None:
+        return _by_memory_alone(readings, costs, costs.memory_ms)
     if costs.bandwidth_part is None or costs.step_ms is None or costs.batch is None:
         return None, "the decode batch is unknown: the gauge of running requests would tell"
     if costs.communication_ms is not None and costs.communication_ms >= costs.step_ms:
@@ -229,4 +242,26 @@ def _decode(costs: Costs) -> tuple[Resource | None, str]:
         Resource.MEMORY_BANDWIDTH if bandwidth else Resource.COMPUTE,
         f"at batch {costs.batch:.1f} {costs.bandwidth_part:.0%} of a step of {costs.step_ms:.3g} ms "
         f"is reading memory by {costs.source}: {side} dominates",
+    )
+
+
+def _by_memory_alone(
+    readings: Readings, costs: Costs, memory_ms: float
+) -> tuple[Resource | None, str]:
+    """Judge a step whose compute ceiling is unknown: near the memory's floor memory binds; else nobody can tell."""
+    observed = readings.value(ServedName.TPOT_MS_MEAN)
+    if not observed:
+        return (
+            None,
+            f"the time per token is unknown, and so is what computes at most by {costs.source}",
+        )
+    share = memory_ms / (observed * tokens_per_step_of(readings))
+    text = f"reading memory takes {share:.0%} of a step at least by {costs.source}"
+    if CEILING_NEAR_SHARE <= share <= CEILING_BROKEN_SHARE:
+        return Resource.MEMORY_BANDWIDTH, text
+    if share > CEILING_BROKEN_SHARE:
+        return None, f"{text}, which cannot be: --model, --hardware or the batch is wrong"
+    return (
+        None,
+        f"{text}; whether the rest computes is unknown: the ceiling of compute is not known",
     )

@@ -7,7 +7,8 @@ Laws, in the order in which they are tried:
     queue       where nothing else tells it, or where it is the larger: waiting / (waiting + running), which is the
                 queue's part of request time by Little's law while both hold steady. Histograms count a wait when it
                 has ended, so that a queue which grows is in none of them yet
-Stalled part of decode = min(prefill's part of the engine's work, 1 - predicted / observed time per token).
+Stalled part of decode = min(prefill's part of the engine's work, 1 - predicted / observed time per token); where the
+work is not predicted, each phase counts by the time in which requests are in it.
 Failure modes: Little's law on one scrape speaks of a moment and not of the window; both gauges must come from it.
 """
 
@@ -20,7 +21,6 @@ from trimtab.diagnosis.served_rules_costs import Costs
 QUEUE_OF_TTFT_MAX = 0.5
 """Up to this part of TTFT the queue is taken off it to give the prefill."""
 
-
 QUEUE_GROWS_SHARE = 0.05
 """Where gauges tell so much more of a queue than histograms do, it has grown since the waits that they hold began."""
 
@@ -28,7 +28,8 @@ QUEUE_GROWS_SHARE = 0.05
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Shares (0 to 1) of the time of all requests, None where unknown, with how each came to be known.
 
-    `by_gauges`: the queue's share is that of requests in flight and not of their times. `stalled_decode`: part of request time in which prefills hold up decodes, None if it cannot be told.
+    `by_gauges`: the queue's share is that of requests in flight and not of their times. `stalled_decode`: part of
+    request time in which prefills hold up decodes, None if it cannot be told.
     """
 
     queue: float | None
@@ -68,7 +69,7 @@ def times_of(readings: Readings, costs: Costs) -> Times:
     if by_gauges:
         basis = "waiting and running requests (Little's law)"
         names = (ServedName.WAITING_MEAN, ServedName.RUNNING_MEAN, *names)
-    stalled = None if decode is None else _stalled(readings, costs, decode)
+    stalled = None if decode is None else _stalled(readings, costs, prefill, decode)
     return Times(
         queue=queue,
         prefill=prefill,
@@ -179,12 +180,28 @@ def prefill_ms_of(readings: Readings) -> float | None:
     return first if queue > first else first - queue
 
 
-def _stalled(readings: Readings, costs: Costs, decode: float) -> float | None:
+def _stalled(
+    readings: Readings, costs: Costs, prefill: float | None, decode: float
+) -> float | None:
     observed = readings.value(ServedName.TPOT_MS_MEAN)
-    busy_prefill, busy_decode = costs.prefill_busy_share, costs.decode_busy_share
-    if costs.token_ms is None or not observed or busy_prefill is None or busy_decode is None:
+    if costs.token_ms is None or not observed:
         return None
-    work = busy_prefill + busy_decode
-    if work <= 0:
-        return 0.0
-    return decode * min(busy_prefill / work, max(0.0, 1.0 - costs.token_ms / observed))
+    work, own = costs.prefill_busy_share, costs.decode_busy_share
+    if work is None or own is None:
+        work, own = _present(readings, prefill), _present(readings, decode)
+    if work is None or own is None:
+        return None
+    part = work / (work + own) if work + own > 0 else 0.0
+    return decode * min(part, max(0.0, 1.0 - costs.token_ms / observed))
+
+
+def _present(readings: Readings, share: float | None) -> float | None:
+    """Return the part of the time in which a rank has a request in a phase, at most: share * requests in flight."""
+    running, waiting = (
+        readings.value(ServedName.RUNNING_MEAN),
+        readings.value(ServedName.WAITING_MEAN),
+    )
+    if share is None or running is None:
+        return None
+    ranks = max(1.0, readings.value(ServedName.RANKS) or 1.0)
+    return min(1.0, share * (running + (waiting or 0.0)) / ranks)

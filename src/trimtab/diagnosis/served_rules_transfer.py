@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from trimtab.core.evidence import Readings
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
-from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_names import ServedName, high_of
 
 POSTING_BINDS_PART = 0.5
 LINK_BINDS_PART = 0.8
@@ -22,7 +22,12 @@ SOCKET_BYTES_PER_S = 2e9
 
 SET_UP_RATIO = 10.0
 SET_UP_MIN_MS = 1000.0
+SET_UP_SPREAD = 5.0
+"""A mean this many times the median's upper edge is made by few slow transfers."""
+
 SMALL_DESCRIPTOR_BYTES = 65536.0
+"""Descriptors of this many bytes and more are not too many: posting then holds the copy itself."""
+
 CHUNK_TOKENS = 2048
 WAIT_MAX_MS = 5000.0
 """Beyond this wait nothing goes to a remote prefill, whatever it would save others."""
@@ -35,7 +40,7 @@ def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judg
     told = facts.transfer or TransferFacts()
     moved = readings.value(ServedName.TRANSFER_MS_MEAN)
     if moved is not None or rate_of(readings) is not None or facts.transfer is not None:
-        first = _set_up(moved, told)
+        first = _set_up(readings, told)
         if first is not None:
             yield first
         else:
@@ -63,23 +68,31 @@ def rate_of(readings: Readings) -> float | None:
     return 1000.0 * size / spent
 
 
-def _set_up(moved_ms: float | None, told: TransferFacts) -> Judgement | None:
-    first = told.first_ms
-    if (
-        first is None
-        or moved_ms is None
-        or first < SET_UP_MIN_MS
-        or first < SET_UP_RATIO * moved_ms
-    ):
+def _set_up(readings: Readings, told: TransferFacts) -> Judgement | None:
+    """Say that set-up makes the mean: by the first transfer's own time, or a mean far above the median's bucket."""
+    mean, first = readings.value(ServedName.TRANSFER_MS_MEAN), told.first_ms
+    median = readings.value(high_of(ServedName.TRANSFER_MS_P50))
+    if mean is None:
         return None
+    later = mean if median is None else min(mean, median)
+    by_first = first is not None and first >= max(SET_UP_MIN_MS, SET_UP_RATIO * later)
+    by_spread = first is None and median is not None and mean >= SET_UP_SPREAD * median
+    if not by_first and not by_spread:
+        return None
+    slow = f"the first transfer took {(first or 0.0) / 1000.0:.1f} s"
+    if by_spread:
+        slow = (
+            f"a mean of {mean / 1000.0:.2g} s lies far above the median: a few transfers are slow"
+        )
+    numbers = {"later_ms": later} if first is None else {"first_ms": first, "later_ms": later}
     return Judgement(
         subject=Subject.TRANSFER,
         answer=Answer.SET_UP,
         because=(
-            f"the first transfer took {first / 1000.0:.1f} s, later ones {moved_ms / 1000.0:.2g} s: set-up, "
-            "excluded from the rates; warm up before measuring"
+            f"{slow}, the others up to {later / 1000.0:.2g} s: set-up, excluded from the rates; "
+            "warm up before measuring"
         ),
-        numbers={"first_ms": first, "later_ms": moved_ms},
+        numbers=numbers,
     )
 
 
@@ -98,7 +111,7 @@ def _binds(readings: Readings, told: TransferFacts) -> Judgement:
             because=f"{rate / 1e9:.2g} GB/s over {told.transport}{where}: wrong transport or direction",
             numbers=numbers,
         )
-    if posting is not None and spent and posting / spent >= POSTING_BINDS_PART:
+    if posting is not None and spent and _posting_binds(readings, posting / spent):
         return _descriptors(readings, posting, spent, numbers, link)
     if rate is None or not link:
         lacking = "bytes moved and their time" if rate is None else "what the link can carry"
@@ -116,7 +129,7 @@ def _binds(readings: Readings, told: TransferFacts) -> Judgement:
             because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s: the link itself binds",
             numbers=numbers,
         )
-    if rate < FAR_BELOW_LINK_PART * link and posting is None:
+    if rate < FAR_BELOW_LINK_PART * link:
         return Judgement(
             subject=subject,
             answer=None,
@@ -127,7 +140,7 @@ def _binds(readings: Readings, told: TransferFacts) -> Judgement:
     return Judgement(
         subject=subject,
         answer=Answer.NOTHING_BINDS,
-        because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s and posting is short",
+        because=f"{rate / 1e9:.3g} of {link / 1e9:.3g} GB/s and neither posting nor set-up stands out",
         numbers=numbers,
     )
 
@@ -139,6 +152,15 @@ def _wrong_transport(rate: float, told: TransferFacts) -> bool:
     if told.link_bytes_per_s is not None:
         limit = FAR_BELOW_LINK_PART * told.link_bytes_per_s
     return rate < limit
+
+
+def _posting_binds(readings: Readings, part: float) -> bool:
+    count, size = (
+        readings.value(ServedName.TRANSFER_DESCRIPTORS_MEAN),
+        readings.value(ServedName.TRANSFER_BYTES_MEAN),
+    )
+    large = count is not None and size is not None and size >= SMALL_DESCRIPTOR_BYTES * count
+    return part >= POSTING_BINDS_PART and not large
 
 
 def _descriptors(

@@ -20,7 +20,7 @@ CONTRADICTS_FACTOR = 3.0
 HITS_DIFFER_SHARE = 0.2
 FAILED_SHARE = 0.01
 WIDE_PART = 0.5
-"""A bucket wider than this part of the mean is named."""
+"""A bucket that holds the mean too and is wider than this part of it is named: no quantile in it means anything."""
 
 FAR_FROM_CEILING = 6.0
 
@@ -176,7 +176,7 @@ def _edges(readings: Readings) -> Iterator[ServedWarning]:
             edge = f"{low / 1000.0:g} s" if unit == "ms" else f"{low:,.0f} {unit}"
             text = f"{_said(name)} > {edge}, the last edge of its histogram{beside}"
             yield _warn(WarningKind.ABOVE_LAST_EDGE, text, readings, *ids)
-        elif mean and high - low > WIDE_PART * mean:
+        elif mean and high - low > WIDE_PART * mean and low <= mean <= high:
             text = f"{_said(name)} lies between {low:,.4g} and {high:,.4g} {unit}{beside}: no finer figure is known"
             yield _warn(WarningKind.WIDE_BUCKET, text, readings, *ids)
 
@@ -188,7 +188,8 @@ def _said(name: str) -> str:
 
 
 def _tokens(readings: Readings) -> Iterator[ServedWarning]:
-    gap, per_step = readings.value(ServedName.CHUNK_GAP_MS_MEAN), tokens_per_step_of(readings)
+    gap = readings.value(ServedName.CHUNK_GAP_MS_MEAN)
+    per_step = readings.value(ServedName.TOKENS_PER_CHUNK_MEAN) or tokens_per_step_of(readings)
     token = readings.value(ServedName.TPOT_MS_MEAN)
     if gap is not None and per_step > 1.1:
         shown = f"{token:.3g} ms per token" if token is not None else "TPOT is not told"

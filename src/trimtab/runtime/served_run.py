@@ -13,6 +13,7 @@ from trimtab.diagnosis.served_advice import ServedAdvice
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_readings import notes_of, readings_of
 from trimtab.diagnosis.served_rules import advise_served
+from trimtab.diagnosis.served_rules_configured import facts_with
 from trimtab.diagnosis.served_window import window_of
 from trimtab.runtime.served_groups import Series, group
 from trimtab.runtime.served_sources import (
@@ -62,7 +63,7 @@ def diagnose_scrapes(
     windows = tuple(_window(series) for series in grouped.servers)
     readings = readings_of(windows) if windows else Readings()
     return Diagnosed(
-        advice=advise_served(readings, facts, at_s=at_s if live else None),
+        advice=advise_served(readings, facts_with(facts, windows), at_s=at_s if live else None),
         readings=readings,
         windows=windows,
         failures=failures,

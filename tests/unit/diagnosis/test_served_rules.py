@@ -1,7 +1,17 @@
 """What binds a server of others, and what must be said beside it, on readings alone."""
 
+import msgspec
 import pytest
-from served_kit import KNOWN, MEASURED, Values, advised, served, served_evidence
+from served_kit import (
+    DEVICE,
+    KNOWN,
+    MEASURED,
+    SERVED_8B,
+    Values,
+    advised,
+    served,
+    served_evidence,
+)
 
 from trimtab.core.budgets import Budget
 from trimtab.core.evidence import Readings, Window
@@ -483,6 +493,76 @@ def test_one_scrape_speaks_of_the_time_since_start() -> None:
     advice = advise_served(served(values, note="since start 600 s ago"), ServedFacts())
     assert WarningKind.SINCE_START in kinds(advice)
     assert WarningKind.SINCE_START not in kinds(advised(values))
+
+
+def test_idle_moment_says_nothing_of_the_time_since_start() -> None:
+    """With one scrape after the load the gauges are left out: no KV is called free, and the past is still judged."""
+    past: Values = {
+        **DECODING,
+        N.RUNNING_MEAN: 0,
+        N.KV_USED_SHARE_MEAN: 0.0,
+        N.KV_USED_SHARE_MAX: 0.0,
+    }
+    life = advise_served(served(past, note="since start 600 s ago"), ServedFacts(cost=MEASURED))
+    assert life.activity is Activity.IDLE
+    assert not any("do not buy memory" in found.text for found in life.not_to_do)
+    assert "decode dominates with 90%" in life.diagnosis.unknown[0].text
+    assert life.outcome is Outcome.HEALTHY
+    queued = {**past, N.QUEUE_SHARE: 0.5, N.DECODE_SHARE: 0.4}
+    busy = advise_served(served(queued, note="since start 600 s ago"), ServedFacts())
+    assert (busy.healthy, busy.outcome) == (None, Outcome.CANNOT_TELL)
+    window = advised({N.RUNNING_MEAN: 0, N.WAITING_MEAN: 0})
+    assert (window.activity, window.outcome) == (Activity.IDLE, Outcome.HEALTHY)
+
+
+def test_engine_that_deals_kv_out_by_slot_queues_for_slots_only() -> None:
+    """Where KV is given to slots at the start, a waiting request waits for a slot, and KV usage is not missed."""
+    values: Values = {
+        N.RUNNING_MEAN: 4,
+        N.WAITING_MEAN: 12,
+        N.PREFILL_SHARE: 0.4,
+        N.DECODE_SHARE: 0.6,
+    }
+    slots = ServedFacts(effective={"engine": "llamacpp"})
+    assert binding_of(advised(values, slots)) == (Phase.QUEUE, Resource.ADMISSION)
+    assert binding_of(advised(values)) is None
+    limited = advised({**values, N.RANKS_SATURATED: 1, N.RANKS: 1})
+    assert binding_of(limited) == (Phase.QUEUE, Resource.ADMISSION)
+
+
+def test_memory_ceiling_alone_tells_a_decode_that_comes_near_it_and_nothing_else() -> None:
+    """Where compute's ceiling is unknown, a step near the memory's floor is bound by it; one far off cannot be told."""
+    half_known = msgspec.structs.replace(DEVICE, flops_16bit=None)
+    facts = ServedFacts(model=SERVED_8B, accelerator=half_known)
+    near = advised({**DECODING, N.TPOT_MS_MEAN: 7.0}, facts)
+    assert binding_of(near) == (Phase.DECODE, Resource.MEMORY_BANDWIDTH)
+    for tpot, said in ((20.0, "ceiling of compute is not known"), (2.0, "which cannot be")):
+        far = advised({**DECODING, N.TPOT_MS_MEAN: tpot}, facts)
+        assert far.binding is None
+        assert said in far.diagnosis.unknown[0].text
+
+
+def test_stalls_are_told_by_presence_where_work_is_not_predicted() -> None:
+    """With the memory's ceiling alone, requests that are always in prefill take their part of a slowed decode."""
+    facts = ServedFacts(
+        model=SERVED_8B, accelerator=msgspec.structs.replace(DEVICE, flops_16bit=None)
+    )
+    values: Values = {
+        N.RUNNING_MEAN: 4, N.WAITING_MEAN: 0, N.PREFILL_SHARE: 0.5, N.DECODE_SHARE: 0.5,
+        N.TPOT_MS_MEAN: 60.0,
+    }  # fmt: skip
+    assert binding_of(advised(values, facts)) == (Phase.PREFILL, Resource.COMPUTE)
+    assert advised(values).binding is None
+
+
+def test_gauges_that_tell_the_queue_do_not_corroborate_themselves() -> None:
+    """Little's law and the gauges it is made of are one piece of evidence; prefill is not told by subtraction then."""
+    advice = advised(OVERLOADED)
+    assert [f.text for f in advice.diagnosis.supports if "wait and" in f.text] == []
+    assert gain(advice, Technique.PREFIX_CACHING) is None
+    prefill = advice.diagnosis.phase(Phase.PREFILL)
+    assert prefill is not None
+    assert prefill.share is None
 
 
 def test_few_requests_name_nothing_dominant() -> None:

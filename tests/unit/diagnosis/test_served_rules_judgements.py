@@ -30,6 +30,7 @@ from trimtab.diagnosis.served_facts import (
     ValiditySlice,
 )
 from trimtab.diagnosis.served_names import ServedName as N
+from trimtab.diagnosis.served_names import high_of
 
 SILENT = "silent"
 
@@ -529,6 +530,9 @@ MANY_DESCRIPTORS: Values = {
 }
 
 
+FEW_DESCRIPTORS: Values = {**MANY_DESCRIPTORS, N.TRANSFER_DESCRIPTORS_MEAN: 30}
+
+
 def moved(gb_per_s: float) -> Values:
     """A transfer of one second."""
     return {N.TRANSFER_MS_MEAN: 1000, N.TRANSFER_BYTES_MEAN: gb_per_s * 1e9}
@@ -543,6 +547,9 @@ def moved(gb_per_s: float) -> Values:
         (moved(1.2), TransferFacts(transport="tcp", link_bytes_per_s=50e9), Answer.TRANSPORT),
         ({N.TRANSFER_MS_MEAN: 300}, TransferFacts(first_ms=38_000), Answer.SET_UP),
         ({N.TRANSFER_MS_MEAN: 50}, TransferFacts(first_ms=5_000), Answer.SET_UP),
+        ({N.TRANSFER_MS_MEAN: 2000, high_of(N.TRANSFER_MS_P50): 300}, None, Answer.SET_UP),
+        ({N.TRANSFER_MS_MEAN: 400, high_of(N.TRANSFER_MS_P50): 300}, None, None),
+        (FEW_DESCRIPTORS, TransferFacts(link_bytes_per_s=10e9), Answer.NOTHING_BINDS),
         (moved(23), TransferFacts(link_bytes_per_s=25e9), Answer.BANDWIDTH),
         (moved(45), TransferFacts(link_bytes_per_s=50e9), Answer.BANDWIDTH),
         ({**moved(20), N.TRANSFER_POST_MS_MEAN: 10}, TransferFacts(link_bytes_per_s=50e9), Answer.NOTHING_BINDS),
