@@ -1,9 +1,10 @@
-"""Real pages of metrics that are public, read through the command."""
+"""Public pages of metrics, and recorded runs as their servers would have told them, read through the command."""
 
 from pathlib import Path
 
 import pytest
-from scrape_kit import Told, diagnose
+from run_kit import Run
+from scrape_kit import Told, diagnose, facts
 
 
 def told_of(public_data: Path, folder: Path, name: str) -> Told:
@@ -93,3 +94,64 @@ def test_first_token_without_the_wait_is_told_apart(public_data: Path, tmp_path:
     assert "leaves the wait out" in told.said("warnings")
     assert told.reading("queue_ms_mean") == pytest.approx(11_800, rel=0.01)
     assert told.reading("ttft_ms_mean") > told.reading("queue_ms_mean")
+
+
+MODEL = ("--model", "meta-llama/Llama-3.1-8B")
+
+
+@pytest.fixture
+def small_memory(public_data: Path) -> Run:
+    """Llama-3.1-8B at 10 requests a second on an RTX 4090: its KV cache fills within five seconds."""
+    return Run(public_data / "serving/llmservingsim/RTX4090/Llama-3.1-8B/vllm")
+
+
+@pytest.fixture
+def few_slots(public_data: Path) -> Run:
+    """The same requests on an RTX PRO 6000 with 128 slots."""
+    return Run(public_data / "serving/llmservingsim/Llama-3.1-8B/vllm")
+
+
+@pytest.mark.parametrize(("start", "end"), [(10, 20), (60, 100), (100, 150)])
+def test_recorded_run_with_a_full_cache_is_bound_by_memory(
+    small_memory: Run, tmp_path: Path, start: int, end: int
+) -> None:
+    """While the queue grows and while it drains, the KV cache is what requests wait for."""
+    pages = (small_memory.page(start), small_memory.page(end))
+    options = ("--between", str(end - start), *MODEL, "--hardware", "RTX 4090")
+    told = diagnose(tmp_path, *pages, options=options)
+    assert (told.binding, told.code) == (("queue", "memory_capacity"), 1)
+
+
+@pytest.mark.parametrize(("start", "end"), [(15, 25), (20, 30), (30, 40)])
+def test_recorded_run_with_full_slots_is_bound_by_admission_and_bandwidth(
+    few_slots: Run, tmp_path: Path, start: int, end: int
+) -> None:
+    """128 streams run and others wait: slots bind the queue, reading memory binds decode, which takes most time."""
+    options = ("--between", "10", *MODEL, "--hardware", "RTX PRO 6000")
+    pages = (few_slots.page(start, kv=False), few_slots.page(end, kv=False))
+    told = diagnose(tmp_path, *pages, options=(*options, *facts(tmp_path, "slots = 128\n")))
+    bound = {each["phase"]: each["resource"] for each in told.answer["phases"]}
+    assert (bound["queue"], bound["decode"]) == ("admission", "memory_bandwidth")
+    assert (told.binding, told.code) == (("decode", "memory_bandwidth"), 1)
+
+
+def test_recorded_queue_that_grows_is_seen_before_its_waits_end(
+    few_slots: Run, tmp_path: Path
+) -> None:
+    """The requests that ended waited 20 ms; those that wait now are in no histogram, and are not "hardly queued"."""
+    pages = (few_slots.page(15, kv=False), few_slots.page(25, kv=False))
+    told = diagnose(tmp_path, *pages, options=("--between", "10"))
+    queue = told.answer["phases"][0]
+    assert told.reading("queue_ms_mean") < 100
+    assert queue["share"] == pytest.approx(0.33, abs=0.02)
+    assert "queueing" not in told.said("ruled_out")
+
+
+def test_recorded_run_without_slots_and_cache_gauge_cannot_say_what_it_waits_for(
+    few_slots: Run, tmp_path: Path
+) -> None:
+    """Neither KV usage nor slots: the queue's resource is unknown."""
+    pages = (few_slots.page(15, kv=False), few_slots.page(25, kv=False))
+    told = diagnose(tmp_path, *pages, options=("--between", "10"))
+    assert told.answer["phases"][0]["resource"] is None
+    assert told.binding is None or told.binding[0] != "queue"

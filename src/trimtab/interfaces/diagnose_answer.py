@@ -238,7 +238,14 @@ def _warnings(
         WarningAnswer(kind=each.kind.value, text=each.text, evidence=each.evidence)
         for each in advice.warnings
     ]
-    seen = [WarningAnswer(kind=note.kind, text=note.text, metric=note.metric) for note in notes]
+    seen = [
+        WarningAnswer(
+            kind=note.kind,
+            text=f"{note.metric}: {note.text}" if note.metric else note.text,
+            metric=note.metric,
+        )
+        for note in notes
+    ]
     return tuple(dict.fromkeys([*lost, *told, *seen]))
 
 
