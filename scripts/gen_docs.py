@@ -117,9 +117,10 @@ A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms a
 
 CLI_HEAD = """# Command line
 
-Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose` has codes of its own,
-told in its help. `trimtab load` ends with 1 also if a request was not answered. `trimtab ledger` ends with 1 if the
-ledger is broken (`verify`) or knows no such event or lever, and with 2 if there is no ledger.
+Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose` and `trimtab prompts`
+have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not answered.
+`trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or lever, and with 2 if there is no
+ledger.
 
 """
 
@@ -148,6 +149,8 @@ BOUNDS = (
     ("runtime.served_sources", "SOURCES_MAX", "sources of one `diagnose`"),
     ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
     ("engines.scrape", "SERIES_MAX", "series of one page"),
+    ("workloads.prompt_lint", "SESSIONS_MAX", "sessions that `prompts` remembers at once"),
+    ("interfaces.prompts_cli", "LINE_BYTES_MAX", "bytes of one line that `prompts` reads"),
 )
 
 RESULT_STRUCTS = (

@@ -31,9 +31,14 @@ def print_lint(result: PromptLint, *, at_least: bool) -> None:
 def _head(result: PromptLint) -> str:
     counted = "" if result.exact else "about "
     return (
-        f"{result.requests} requests in {result.sessions} sessions, {counted}{result.tokens:,.0f} "
+        f"{_many(result.requests, 'request')} in {_many(result.sessions, 'session')}, "
+        f"{counted}{result.tokens:,.0f} "
         f"tokens; {result.compared} compared with an earlier one"
     )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _reuse(result: PromptLint, *, at_least: bool) -> list[str]:
@@ -68,7 +73,7 @@ def _print_finding(number: int, finding: LintFinding) -> None:
     )
     click.echo(f"{number}. {finding.text}")
     body = (
-        f"{finding.requests} requests; first seen in lines {finding.before_line} and {finding.line} "
+        f"{_many(finding.requests, 'request')}; first seen in lines {finding.before_line} and {finding.line} "
         f"of the file, at {place} of that part; {gain}"
     )
     for text in (body, f"remedy: {finding.remedy}"):

@@ -167,6 +167,8 @@ class PromptLinter:
         self._count(result, before, prompt)
 
     def _count(self, result: Comparison, before: Prompt, prompt: Prompt) -> None:
+        if not result.divergences:
+            return
         backwards = compare(prompt, before)
         values = {(found.cause, found.where): found.value for found in backwards.divergences}
         for found in result.divergences:
@@ -180,7 +182,8 @@ class PromptLinter:
         found = [
             _finding(tally)
             for tally in self._tallies.values()
-            if tally.gain is None or tally.gain >= least or tally.lost >= least
+            if tally.first.cause is Cause.HASH_DIFFERS
+            or max(tally.gain or 0.0, tally.lost) >= least
         ]
         return tuple(sorted(found, key=lambda each: -(each.gain_tokens or 0.0)))
 

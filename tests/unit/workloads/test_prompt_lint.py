@@ -1,10 +1,13 @@
 """Prompt lint: where prompts part, why, what could be reused, and when it must stay silent."""
 
+import json
 import random
 
 import pytest
 from prompts_kit import chat, lint_of, nonce_at_top, shuffled_tools, tool, words
 
+from trimtab.runtime.sources import standard_library
+from trimtab.runtime.tune_plan import TunePlan, make_workload
 from trimtab.workloads.base import WorkloadError
 from trimtab.workloads.prompt_lint import SESSIONS_MAX, HitShare, judge_hit_shares, lint
 from trimtab.workloads.prompt_parts import Prompt, hashed_part, text_parts
@@ -226,6 +229,18 @@ def test_small_loss_is_not_worth_a_finding() -> None:
     """A counter at the very end of a long system text costs next to nothing."""
     bodies = [chat(("system", f"{words(12, 900)}\nturn {at}"), ("user", "go")) for at in range(5)]
     assert lint_of(bodies).findings == ()
+
+
+@pytest.mark.parametrize("name", ["coding", "chat", "mixed"])
+def test_workloads_with_append_only_sessions_are_clean(name: str) -> None:
+    """Requests as the load generator makes them: sessions grow, so there is nothing to fix."""
+    plan = TunePlan(workload=name, users=6, seed=3)
+    made = make_workload(
+        plan, standard_library(), rate_per_s=1.0, seed=3, requests=60, context_tokens=4096
+    )
+    found = lint_of(json.loads(request.body) for request in made.requests)
+    assert found.findings == ()
+    assert found.share_now > 0.6
 
 
 def test_token_ids_are_counted_exactly() -> None:
