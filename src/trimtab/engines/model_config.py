@@ -149,6 +149,8 @@ def shape_of_config(
     head_size = config.count("head_dim") or hidden // heads
     if latent:
         head_size = latent + (config.count("qk_rope_head_dim") or 0)
+    if head_size < 1:
+        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
     matrices, notes = _matrices(config, kind, family)
     window, windowed = _window(config, family, layers)
     stored = stored_bytes(data, matrices)
@@ -190,6 +192,8 @@ def _active(matrices: Matrices | None, experts: int | None, per_token: int | Non
 def _experts(config: _Config) -> tuple[int | None, int | None]:
     experts = config.count("num_local_experts", "num_experts", "n_routed_experts")
     per_token = config.count("num_experts_per_tok", "experts_per_token")
+    if experts and per_token and per_token > experts:
+        raise EngineFormatError(f"its tokens meet {per_token} of {experts} experts")
     return (experts, per_token) if experts and per_token else (None, None)
 
 

@@ -150,7 +150,7 @@ def _read(path: Path, bytes_per_token: float) -> Iterator[Prompt]:
     try:
         with path.open("rb") as lines:
             numbered = enumerate(_bounded(lines), start=1)
-            read = (_prompt(line, at, str(path), bytes_per_token) for at, line in numbered)
+            read = (prompt_of_line(line, at, str(path), bytes_per_token) for at, line in numbered)
             yield from (found for found in read if found is not None)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
@@ -161,7 +161,7 @@ def _bounded(lines: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b"")
 
 
-def _prompt(line: bytes, number: int, file: str, bytes_per_token: float) -> Prompt | None:
+def prompt_of_line(line: bytes, number: int, file: str, bytes_per_token: float) -> Prompt | None:
     """Read one line; None for an empty one and for an event of a ledger that is no request."""
     where = f"{file}, line {number}"
     if not line.strip():
