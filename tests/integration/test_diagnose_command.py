@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cli_kit import Background
 from scrape_kit import Hist, Load, diagnose, invoke, sglang, vllm
 
 CALM = Load(
@@ -455,3 +456,16 @@ def test_text_says_what_binds_and_what_was_read(tmp_path: Path) -> None:
     for words in ("Budgets used", "Levers, narrowest first", "Sources", "TTFT p50"):
         assert words in ran.stdout
     assert "None" not in ran.stdout
+
+
+def test_interrupt_ends_a_watch_with_the_code_of_its_last_answer(
+    server: Server, tmp_path: Path
+) -> None:
+    """Ctrl-C is how a watch ends: no traceback, and the code says what was seen last."""
+    server.pages = [vllm(later(QUEUED, times)).encode() for times in range(1, 400)]
+    arguments = (server.url, "--watch", "--every", "0.1", "--window", "5", "--json", *TARGETS)
+    with Background(tmp_path, "diagnose", *arguments) as watch:
+        watch.wait_for('"outcome":"bottleneck"')
+        watch.interrupt()
+        ended = watch.end()
+    assert (ended.code, "Traceback" in ended.out, ended.left) == (1, False, {})

@@ -41,6 +41,12 @@ MOMENTS_MAX: Final = 600
 """Refreshes that a watch remembers for its charts."""
 
 
+class Unreadable(click.ClickException):
+    """An error in one line, with the code that tells it from a bottleneck."""
+
+    exit_code = ERROR
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asked for."""
 
@@ -62,9 +68,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except SourceError as error:
-            failed = click.ClickException(str(error))
-            failed.exit_code = ERROR
-            raise failed from error
+            raise Unreadable(str(error)) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         raise SystemExit(code)
@@ -296,10 +300,12 @@ def _watch(asked: Asked, *, as_json: bool) -> int:
         last[:] = [answer]
         if asked.html is not None:
             _write(asked.html, page(answer, tuple(moments), refresh_s=asked.every_s))
+        if as_json:
+            click.echo(_json(answer))
 
     try:
         if as_json:
-            asyncio.run(_looks(asked, lambda answer: (seen(answer), click.echo(_json(answer)))))
+            asyncio.run(_looks(asked, seen))
         else:
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
 

@@ -171,7 +171,7 @@ class Scraper:
         except aiohttp.ClientConnectorError as error:
             return _failed(source, f"no connection ({error.strerror or error})")
         except aiohttp.ClientError as error:
-            return _failed(source, f"it cannot be read ({error or type(error).__name__})")
+            return _failed(source, f"it cannot be read ({str(error) or type(error).__name__})")
         except EngineFormatError as error:
             return _failed(source, str(error))
         at_s = self._clock.wall_s()
