@@ -35,10 +35,10 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_tokens: Annotated[int, Meta(ge=16, le=200)] = 36
     question_tokens: Annotated[int, Meta(ge=1)] = 16
     turns_per_session: Annotated[int, Meta(ge=1)] = 6
-    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
+    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 28
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 20.0
-    block_s: Annotated[float, Meta(gt=0.0)] = 4.0
+    block_s: Annotated[float, Meta(gt=0.0)] = 5.0
     edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
     rollout_s_max: Annotated[float, Meta(gt=0.0)] = 300.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
