@@ -107,6 +107,7 @@ def make_workload(
     duration_s: float | None = None,
     peak: PeakShape = EVEN,
     users: int | None = None,
+    turns: int | None = None,
     context_tokens: int,
 ) -> Workload:
     """Make one stage's arrivals; raises `WorkloadError` naming the parameter that does not fit."""
@@ -130,7 +131,7 @@ def make_workload(
         "block_tokens_max": plan.block_tokens,
         "edit_output_tokens_max": plan.block_tokens * 3 // 2,
         "question_output_tokens_max": plan.question_tokens,
-        "turns_per_session": plan.turns_per_session,
+        "turns_per_session": turns or plan.turns_per_session,
     }
     try:
         match plan.workload:
