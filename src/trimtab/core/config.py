@@ -24,6 +24,15 @@ class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str, Meta(description="Path of a GGUF file; empty: the packaged SmolLM2-135M-Instruct.")
     ] = ""
+    blocked_weights: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Run the packaged model from a copy whose Q4_1 weights are Q8_0, for which the engine has blocked "
+                "kernels; false: from its file as it is. A model named by path always runs as it is."
+            )
+        ),
+    ] = True
     slots: Annotated[int, Meta(ge=1, le=256, description="Requests a replica decodes at once.")] = 4
     context_tokens: Annotated[
         int, Meta(ge=256, le=1_048_576, description="Context of one slot, in tokens.")

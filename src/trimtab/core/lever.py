@@ -135,9 +135,19 @@ class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 86_400.0
     peak_is: str = "one day"
     comparison: Comparison = Comparison.SIDE_BY_SIDE
-    block_s: Annotated[float, Meta(gt=0.0)] = 600.0
+    block_s: Annotated[float, Meta(gt=0.0)] = 300.0
     edge_s: Annotated[float, Meta(ge=0.0)] = 60.0
     holdback_share: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0
+
+    def compared(self, comparison: Comparison) -> "RampPlan":
+        """Return the ramp for a kind of comparison.
+
+        Side by side a block sees both arms, so half a switchback's block gives as much of each.
+        """
+        if comparison is self.comparison:
+            return self
+        longer = 0.5 if comparison is Comparison.SIDE_BY_SIDE else 2.0
+        return msgspec.structs.replace(self, comparison=comparison, block_s=self.block_s * longer)
 
 
 class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ all from here.
 import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import median
 
 from trimtab.core.stats_betting import (
@@ -77,21 +77,23 @@ def pair_units(observations: Iterable[Observation], *, min_per_arm: int = 1) -> 
 
     Serves switchback (blocks of one arm) and side by side (blocks of both). Only counts decide
     where a unit closes, never values; the order within a block does not matter; an unfinished tail
-    is no unit. `log_ratio` is mean(log candidate) - mean(log baseline). Raises `StatsError` that
-    names the observation whose value is not a positive finite number or whose arm is unknown.
+    is no unit. `log_ratio` is candidate's minus baseline's mean(log(mean of a group)): each arm is cut in
+    order of arrival into groups of the smaller arm's size, because the mean of few skewed values
+    tends to lie lower than that of many. Raises `StatsError` that names the observation whose
+    value is not a positive finite number or whose arm is unknown.
     """
     if min_per_arm < 1:
         raise StatsError(f"min_per_arm must be at least 1, got {min_per_arm}")
     units: list[Unit] = []
-    logs: dict[str, list[float]] = {"baseline": [], "candidate": []}
+    arms: dict[str, list[float]] = {"baseline": [], "candidate": []}
     first_block: int | None = None
-    for block, group in groupby(sorted(observations, key=_block), key=_block):
+    for block, group in groupby(sorted(observations, key=_place), key=_block):
         first_block = block if first_block is None else first_block
         for observation in group:
-            _arm_logs(logs, observation).append(math.log(observation.value))
-        if all(len(values) >= min_per_arm for values in logs.values()):
-            units.append(_close(first_block, block, logs["baseline"], logs["candidate"]))
-            logs = {"baseline": [], "candidate": []}
+            _arm_values(arms, observation).append(observation.value)
+        if all(len(values) >= min_per_arm for values in arms.values()):
+            units.append(_close(first_block, block, arms["baseline"], arms["candidate"]))
+            arms = {"baseline": [], "candidate": []}
             first_block = None
     return tuple(units)
 
@@ -158,21 +160,33 @@ def _block(observation: Observation) -> int:
     return observation.block
 
 
-def _arm_logs(logs: dict[str, list[float]], observation: Observation) -> list[float]:
+def _place(observation: Observation) -> tuple[int, float, float]:
+    return observation.block, observation.at_s, observation.value
+
+
+def _arm_values(arms: dict[str, list[float]], observation: Observation) -> list[float]:
     where = f"observation in block {observation.block} at {observation.at_s} s"
-    if observation.arm not in logs:
+    if observation.arm not in arms:
         raise StatsError(f'{where}: arm must be "baseline" or "candidate", got {observation.arm!r}')
     if not (math.isfinite(observation.value) and observation.value > 0.0):
         raise StatsError(
             f"{where}, {observation.arm}: value must be a positive finite number, got {observation.value}"
         )
-    return logs[observation.arm]
+    return arms[observation.arm]
 
 
 def _close(first: int, last: int, baseline: list[float], candidate: list[float]) -> Unit:
-    # fsum is exact, so the order in which requests of a block arrive cannot change the last digit.
-    log_ratio = math.fsum(candidate) / len(candidate) - math.fsum(baseline) / len(baseline)
+    size = min(len(baseline), len(candidate))
+    log_ratio = _log_level(candidate, size) - _log_level(baseline, size)
     return Unit(first, last, len(baseline), len(candidate), log_ratio)
+
+
+def _log_level(values: Sequence[float], size: int) -> float:
+    """Return the mean over groups of about `size` values of the logarithm of a group's mean."""
+    count = len(values) // size
+    edges = [len(values) * i // count for i in range(count + 1)]
+    groups = (values[start:end] for start, end in pairwise(edges))
+    return math.fsum(math.log(math.fsum(group) / len(group)) for group in groups) / count
 
 
 def _running_bounds(values: Sequence[float], alpha: float) -> tuple[float, float, bool]:

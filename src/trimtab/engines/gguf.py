@@ -5,6 +5,7 @@ per tensor name, dimensions, type, offset; then, aligned, the tensors' data. A f
 and tensors that end behind its end, so both are checked. Source: the GGUF specification of ggml.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 
@@ -222,3 +223,46 @@ def _read_tensor(reader: _Reader) -> tuple[str, int, int]:
         return name, values, offset
     per_block, block_bytes = _BLOCKS[kind]
     return name, values, offset + -(-values // per_block) * block_bytes
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor's entry: its type and where its bytes lie in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+
+class TensorTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the table of tensors begins, how their data is aligned, and the tensors in the table's order."""
+
+    table_start: int
+    alignment: int
+    tensors: tuple[Tensor, ...]
+
+
+def read_tensors(data: bytes | memoryview) -> TensorTable:
+    """Read the table of a whole file; raises `GGUFError`, also for a tensor type of unknown size."""
+    header = read_header(data, file_bytes=len(data))
+    reader = _Reader(data)
+    reader.skip(8)
+    reader.skip(8)
+    for _ in range(reader.count("fields")):
+        _read_field(reader, {}, {})
+    table_start = reader.at
+    tensors = tuple(_tensor_at(reader, header.data_start) for _ in range(header.tensors))
+    alignment = header.fields.get("general.alignment", 32)
+    return TensorTable(table_start=table_start, alignment=int(alignment), tensors=tensors)
+
+
+def _tensor_at(reader: _Reader, data_start: int) -> Tensor:
+    name = reader.text()
+    shape = tuple(int(reader.number("Q")) for _ in range(int(reader.number("I"))))
+    kind, offset = int(reader.number("I")), int(reader.number("Q"))
+    if kind not in _BLOCKS:
+        raise GGUFError(f"its tensor {name!r} has the unknown type {kind}")
+    per_block, block_bytes = _BLOCKS[kind]
+    size = -(-math.prod(shape) // per_block) * block_bytes
+    return Tensor(name=name, shape=shape, kind=kind, start=data_start + offset, size=size)

@@ -5,8 +5,6 @@ lost*, prompt tokens computed although some replica held them, never a hit rate:
 left to gain, and a low one with nothing to share.
 """
 
-import msgspec
-
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.evidence import Evidence
 from trimtab.core.gate import GateSpec, Metric, Question, Statistic
@@ -140,7 +138,7 @@ class PrefixAffineRouting:
                 "swap the routing policy back in one plan change: the next request is routed as before; "
                 "nothing restarts and what the caches hold stays"
             ),
-            ramp=msgspec.structs.replace(situation.ramp, comparison=Comparison.SWITCHBACK),
+            ramp=situation.ramp.compared(Comparison.SWITCHBACK),
             mode=situation.mode,
             owner=situation.owner,
             created_at_s=situation.now_s,

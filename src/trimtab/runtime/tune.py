@@ -57,6 +57,8 @@ ROLLOUT_LOAD = 0.9
 TAKEN_LOAD = 0.65
 """The same for a lever that takes a replica: the others carry nearly everything while its slice is small."""
 
+TAKEN_TURNS = 3
+
 BURST_LOAD = 2.5
 BURST_USERS = 4
 CALM_LOAD = 0.25
@@ -285,7 +287,8 @@ class Tune:
     async def _rollout_arrivals(self, record: LeverRecord, rates: Rates) -> Workload:
         """Arrivals with the compressed peak.
 
-        For a lever that takes a replica they come from one user per replica: its premise lies in small batches.
+        For a lever that takes a replica they come from one user in short sessions: requests that never overlap have
+        equal batches in both arms, and many sessions are many changes between the arms.
         """
         takes_one = record.revision is not None
         return await self._made(
@@ -293,7 +296,8 @@ class Tune:
             seed=self._plan.seed + 1 + len(self._adopted) + len(self._refused),
             duration_s=self._rollout_s(),
             peak=PeakShape(period_s=self._plan.peak_cycle_s),
-            users=self._system.config.fleet.replicas if takes_one else None,
+            users=1 if takes_one else None,
+            turns=TAKEN_TURNS if takes_one else None,
         )
 
     async def _until_ended(self, stop: asyncio.Event) -> None:

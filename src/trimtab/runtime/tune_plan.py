@@ -28,17 +28,17 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     workload: Annotated[str, Meta(pattern="^(coding|chat|mixed)$")] = "coding"
     seed: Annotated[int, Meta(ge=0)] = 1
-    users: Annotated[int, Meta(ge=2, le=1000)] = 3
+    users: Annotated[int, Meta(ge=2, le=1000)] = 4
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
     edit_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.7
     block_tokens: Annotated[int, Meta(ge=16, le=200)] = 36
     question_tokens: Annotated[int, Meta(ge=1)] = 16
-    turns_per_session: Annotated[int, Meta(ge=1)] = 6
+    turns_per_session: Annotated[int, Meta(ge=1)] = 8
     baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 20.0
-    block_s: Annotated[float, Meta(gt=0.0)] = 4.0
+    block_s: Annotated[float, Meta(gt=0.0)] = 5.0
     edge_s: Annotated[float, Meta(ge=0.0)] = 0.5
     rollout_s_max: Annotated[float, Meta(gt=0.0)] = 300.0
     burst_s: Annotated[float, Meta(gt=0.0)] = 20.0
@@ -107,6 +107,7 @@ def make_workload(
     duration_s: float | None = None,
     peak: PeakShape = EVEN,
     users: int | None = None,
+    turns: int | None = None,
     context_tokens: int,
 ) -> Workload:
     """Make one stage's arrivals; raises `WorkloadError` naming the parameter that does not fit."""
@@ -130,7 +131,7 @@ def make_workload(
         "block_tokens_max": plan.block_tokens,
         "edit_output_tokens_max": plan.block_tokens * 3 // 2,
         "question_output_tokens_max": plan.question_tokens,
-        "turns_per_session": plan.turns_per_session,
+        "turns_per_session": turns or plan.turns_per_session,
     }
     try:
         match plan.workload:

@@ -11,7 +11,7 @@ BLOCK = 10
 def index(*, blocks_max: int = 1000, slots: int | None = 2, replicas: str = "a") -> PrefixIndex:
     made = PrefixIndex(blocks_max, BLOCK)
     for replica in replicas if slots else "":
-        made.set_slots(replica, slots or 1)
+        made.set_slots(replica, slots or 1, similarity=0.1)
     return made
 
 

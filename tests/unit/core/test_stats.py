@@ -72,6 +72,16 @@ def test_thin_blocks_accumulate_until_both_arms_have_enough() -> None:
     assert Unit(0, 3, 3, 4, 0.0) == unit
 
 
+def test_unit_compares_means_of_groups_of_equal_size() -> None:
+    """The larger arm is cut into groups of the smaller one's size, in order of arrival."""
+    observations = [
+        *observe(0, "baseline", 2.0, 4.0, 12.0, 20.0),
+        *observe(1, "candidate", 1.0, 5.0),
+    ]
+    (unit,) = pair_units(observations, min_per_arm=2)
+    assert unit.log_ratio == pytest.approx(math.log(3.0) - (math.log(3.0) + math.log(16.0)) / 2)
+
+
 def test_unfinished_tail_is_no_unit() -> None:
     """Observations of one arm wait for the other arm, and appear when the unit closes."""
     started = [
