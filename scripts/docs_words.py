@@ -346,6 +346,8 @@ RESULT: dict[str, dict[str, str]] = {
         "recovered_at_s": "When the lever came back; null: it did not.",
         "held_share_before": "Delivered over prompt tokens of requests in the 30 s before.",
         "held_share_after": "The same for the 30 s after.",
+        "kv_tokens_saved": "Tokens in the slots of the replicas that restarted, saved at the switch.",
+        "kv_tokens_restored": "How many of them the slots got back.",
         "n_before": "Requests before.",
         "n_after": "Requests after.",
     },

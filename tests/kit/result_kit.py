@@ -201,6 +201,8 @@ def result() -> TuneResult:
                 held_share_after=0.79,
                 n_before=40,
                 n_after=60,
+                kv_tokens_saved=1254,
+                kv_tokens_restored=1254,
             ),
         ),
         timeline=timeline(),

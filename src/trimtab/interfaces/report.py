@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trimtab.interfaces.report_html import render
-from trimtab.interfaces.report_words import effect, headline_rows
+from trimtab.interfaces.report_words import effect, headline_rows, kv_through
 from trimtab.runtime.result import TuneResult
 
 PAGE = "report.html"
@@ -48,7 +48,8 @@ def print_summary(result: TuneResult, console: Console) -> None:
         recovered = "not recovered within the run" if back is None else f"recovered at {back:.0f} s"
         console.print(
             f"[bold]trigger[/] {escape(trigger.lever)}: {escape(trigger.trigger)} fired at "
-            f"{trigger.fired_at_s:.0f} s ({trigger.value:.3g} against {trigger.threshold:.3g}), {recovered}",
+            f"{trigger.fired_at_s:.0f} s ({trigger.value:.3g} against {trigger.threshold:.3g}), {recovered}; "
+            f"KV kept: {kv_through(trigger)}",
             highlight=False,
         )
     state = "verified" if result.ledger.verified else "[bold red]NOT verified[/]"

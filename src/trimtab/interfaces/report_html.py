@@ -24,6 +24,7 @@ from trimtab.interfaces.report_words import (
     count,
     figures,
     headline_rows,
+    kv_through,
     latency,
     rate,
 )
@@ -238,11 +239,21 @@ def _triggers(result: TuneResult) -> str:
             else f"{trigger.recovered_at_s:.1f} s",
             f"{share(trigger.held_share_before)} (n={trigger.n_before}) \u2192 "
             f"{share(trigger.held_share_after)} (n={trigger.n_after})",
+            kv_through(trigger),
             f"{trigger.action}; {trigger.because}",
         )
         for trigger in result.triggers
     ]
-    headings = ("lever", "trigger", "value", "fired", "recovered", "prompt from cache", "what")
+    headings = (
+        "lever",
+        "trigger",
+        "value",
+        "fired",
+        "recovered",
+        "prompt from cache",
+        "KV through the restart",
+        "what",
+    )
     return card(f"<h3>Triggers</h3>{table(headings, rows)}")
 
 

@@ -6,7 +6,7 @@ from trimtab.core.narrate_words import UNKNOWN, number, ratio_interval, share
 from trimtab.core.stats_types import Interval
 from trimtab.core.types import Verdict
 from trimtab.interfaces.report_plots import milliseconds
-from trimtab.runtime.result import Latency, Measured, RunSummary
+from trimtab.runtime.result import Latency, Measured, RunSummary, TriggerResult
 
 VERDICT_SIGNS = {
     Verdict.PASS.value: "\u2713 pass",
@@ -136,3 +136,10 @@ def headline_rows(before: RunSummary, after: RunSummary) -> list[tuple[str, str,
         ("Lateness of sends, 95th percentile", latency(lateness[0]), latency(lateness[1]), "")
     )
     return rows
+
+
+def kv_through(trigger: TriggerResult) -> str:
+    """Say how much of what restarted replicas held came through the restart."""
+    if trigger.kv_tokens_saved is None or trigger.kv_tokens_restored is None:
+        return "nothing restarted"
+    return f"{trigger.kv_tokens_restored:,} of {trigger.kv_tokens_saved:,} tokens"

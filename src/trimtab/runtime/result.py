@@ -111,7 +111,11 @@ class LeverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger that moved. The held shares are cached over all prompt tokens around the switch."""
+    """A trigger that moved. The held shares are cached over all prompt tokens around the switch.
+
+    `kv_tokens_*`: what the slots of restarted replicas held at the switch, and what they got back after it; None
+    where nothing restarted.
+    """
 
     lever: str
     trigger: str
@@ -125,6 +129,8 @@ class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
     held_share_after: float | None = None
     n_before: int = 0
     n_after: int = 0
+    kv_tokens_saved: int | None = None
+    kv_tokens_restored: int | None = None
 
 
 class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True):

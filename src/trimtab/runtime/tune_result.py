@@ -1,5 +1,6 @@
 """Builds a tune's result as a query over the ledger: whatever is not an event cannot appear in the report."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,6 +13,7 @@ from trimtab.core.events import (
     Effect,
     Envelope,
     GatesEvaluated,
+    KVMoved,
     LeverProposed,
     LeversAssessed,
     RequestServed,
@@ -210,6 +212,7 @@ def trigger_results(envelopes: Sequence[Envelope], begin_s: float) -> tuple[Trig
         recovered = next((t for t, e in moved if t > at_s and _is_return(e, event)), None)
         before = [r for r in served if at_s - HELD_WINDOW_S <= r.arrived_at_s < at_s]
         after = [r for r in served if at_s <= r.arrived_at_s < at_s + HELD_WINDOW_S]
+        saved, restored = _kv_through(envelopes, at_s, recovered)
         results.append(
             TriggerResult(
                 lever=event.lever,
@@ -224,9 +227,27 @@ def trigger_results(envelopes: Sequence[Envelope], begin_s: float) -> tuple[Trig
                 held_share_after=held_share(after),
                 n_before=len(before),
                 n_after=len(after),
+                kv_tokens_saved=saved,
+                kv_tokens_restored=restored,
             )
         )
     return tuple(results)
+
+
+def _kv_through(
+    envelopes: Sequence[Envelope], fired_at_s: float, recovered_at_s: float | None
+) -> tuple[int | None, int | None]:
+    """Return the tokens that restarts between a firing and its return saved, and got back."""
+    until_s = math.inf if recovered_at_s is None else recovered_at_s
+    moved = [
+        e.event
+        for e in envelopes
+        if isinstance(e.event, KVMoved) and fired_at_s <= e.at_s < until_s
+    ]
+    if not moved:
+        return None, None
+    saved = sum(each.tokens for each in moved if each.action == "saved")
+    return saved, sum(each.tokens for each in moved if each.action == "restored")
 
 
 def _is_return(later: TriggerMoved, fired: TriggerMoved) -> bool:

@@ -231,7 +231,7 @@ def test_equal_number_of_slots_changes_nothing_and_another_starts_empty() -> Non
     """Telling the slots again with each reading must not throw the model away."""
     made = index()
     serve(made, chain(1, 10))
-    made.set_slots("a", 2)
+    made.set_slots("a", 2, similarity=0.1)
     assert tokens(made, chain(1, 10)) == 100
     made.set_slots("a", 4)
     assert tokens(made, chain(1, 10)) == 0

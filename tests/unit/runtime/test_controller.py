@@ -425,5 +425,5 @@ def test_plans_follow_the_moves_that_caused_them() -> None:
         assert isinstance(envelope.event, TrafficPlanned)
         assert envelope.event.plan.candidate is not None
         assert envelope.event.plan.candidate.share == cause.share
-    # One for each share, one for the proof at the last, one for the adoption.
-    assert len(plans) == len(ROUTING.ramp.shares) + 2
+    # One for each share, one for the adoption.
+    assert len(plans) == len(ROUTING.ramp.shares) + 1

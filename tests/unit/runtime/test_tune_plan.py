@@ -41,7 +41,7 @@ def test_ramp_is_productions_but_for_its_cycle_and_blocks() -> None:
         plan.block_s,
         plan.edge_s,
     )
-    assert "the workload's own compressed peak cycle of 24 s" in ramp.peak_is
+    assert "the workload's own compressed peak cycle of 20 s" in ramp.peak_is
     assert ramp.comparison is Comparison.SWITCHBACK
 
 

@@ -23,6 +23,7 @@ from trimtab.core.events import (
     CutsKept,
     Effect,
     Envelope,
+    KVMoved,
     LeverProposed,
     LeversAssessed,
     RolloutMoved,
@@ -259,6 +260,25 @@ def test_trigger_that_never_let_go_has_no_recovery() -> None:
     """Nor has it a held share where nothing was served."""
     (found,) = trigger_results(told(fired(True)), 100.0)
     assert (found.recovered_at_s, found.held_share_before, found.n_after) == (None, None, 0)
+    assert (found.kv_tokens_saved, found.kv_tokens_restored) == (None, None)
+
+
+def test_trigger_tells_what_the_slots_kept_through_its_restart() -> None:
+    """Tokens saved and restored between the firing and the return; other restarts do not count."""
+
+    def kept(action: str, tokens: int) -> AnyEvent:
+        return KVMoved(replica="r1", action=action, slots=4, tokens=tokens, bytes=8, took_ms=1.0)
+
+    events = told(
+        kept("saved", 7),
+        fired(True),
+        kept("saved", 900),
+        kept("restored", 880),
+        fired(False),
+        kept("restored", 5),
+    )
+    (found,) = trigger_results(events, 100.0)
+    assert (found.kv_tokens_saved, found.kv_tokens_restored) == (900, 880)
 
 
 def test_recovery_is_that_of_the_same_trigger() -> None:
