@@ -28,11 +28,12 @@ def source(tmp_path: Path) -> Path:
 
 def test_copy_is_made_once(cache: Path, source: Path) -> None:
     """The second start finds it and writes nothing."""
-    copy = blocked_copy(source, "ab" * 32)
+    copy, digest = blocked_copy(source, "ab" * 32)
+    assert digest == hashlib.sha256(b"blocked weights").hexdigest()
     written = copy.stat().st_mtime_ns
     assert copy.parent == cache
     assert copy.read_bytes() == b"blocked weights"
-    assert blocked_copy(source, "ab" * 32).stat().st_mtime_ns == written
+    assert blocked_copy(source, "ab" * 32)[0].stat().st_mtime_ns == written
     assert sorted(path.name for path in cache.iterdir()) == sorted(
         [copy.name, copy.with_suffix(".sha256").name]
     )
@@ -41,17 +42,17 @@ def test_copy_is_made_once(cache: Path, source: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"blocked weightz"])
 def test_damaged_copy_is_made_again(cache: Path, source: Path, damage: bytes) -> None:
     """A copy that does not have its checksum is not run."""
-    copy = blocked_copy(source, "ab" * 32)
+    copy, _ = blocked_copy(source, "ab" * 32)
     copy.write_bytes(damage)
-    assert blocked_copy(source, "ab" * 32).read_bytes() == b"blocked weights"
+    assert blocked_copy(source, "ab" * 32)[0].read_bytes() == b"blocked weights"
 
 
 def test_copy_without_its_checksum_is_made_again(cache: Path, source: Path) -> None:
     """A start that was killed between the two files left no proof."""
-    copy = blocked_copy(source, "ab" * 32)
+    copy, _ = blocked_copy(source, "ab" * 32)
     copy.with_suffix(".sha256").unlink()
     copy.write_bytes(b"other")
-    assert blocked_copy(source, "ab" * 32).read_bytes() == b"blocked weights"
+    assert blocked_copy(source, "ab" * 32)[0].read_bytes() == b"blocked weights"
 
 
 def test_cache_that_cannot_be_written_is_a_clear_error(

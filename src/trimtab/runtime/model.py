@@ -45,8 +45,8 @@ def find_model(path: str, *, blocked_weights: bool = False) -> Model:
             "install it again (make setup)"
         )
     if blocked_weights:
-        copy = blocked_copy(packaged, digest)
-        return Model(path=str(copy), sha256=_sha256(copy), name=PACKAGED_NAME)
+        copy, digest = blocked_copy(packaged, digest)
+        return Model(path=str(copy), sha256=digest, name=PACKAGED_NAME)
     return Model(path=str(packaged), sha256=digest, name=PACKAGED_NAME)
 
 

@@ -22,23 +22,29 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trimtab"
 
 
-def blocked_copy(source: Path, sha256: str) -> Path:
-    """Return the copy of a model file, made now if there is none; raises `LaunchError` where it cannot be kept."""
+def blocked_copy(source: Path, sha256: str) -> tuple[Path, str]:
+    """Return the copy of a model file and its checksum, made now if there is none.
+
+    `sha256`: of the file itself. Raises `LaunchError` where the copy cannot be kept.
+    """
     copy = cache_folder() / f"{source.stem}.blocked-{VERSION}-{sha256[:12]}.gguf"
     mark = copy.with_suffix(".sha256")
     try:
-        if mark.is_file() and copy.is_file() and mark.read_text() == _digest(copy.read_bytes()):
-            return copy
+        if mark.is_file() and copy.is_file():
+            digest = _digest(copy.read_bytes())
+            if mark.read_text() == digest:
+                return copy, digest
         data = reencode(source.read_bytes())
+        digest = _digest(data)
         copy.parent.mkdir(parents=True, exist_ok=True)
         _write(copy, data)
-        _write(mark, _digest(data).encode())
+        _write(mark, digest.encode())
     except OSError as error:
         raise LaunchError(
             f"the copy of the model with blocked weights cannot be kept at {copy}: {error.strerror}; set "
             "XDG_CACHE_HOME to a folder with 150 MB to spare, or engine.blocked_weights = false"
         ) from error
-    return copy
+    return copy, digest
 
 
 def _digest(data: bytes) -> str:
