@@ -131,7 +131,8 @@ async def test_two_replicas_are_up_within_seconds(
         assert answer["model"] == "SmolLM2-135M-Instruct"
         assert answer["usage"]["completion_tokens"] == 2
         assert [slot.n_ctx for slot in await real.launcher.slots(replica)] == [1024, 1024]
-    assert revision.model.sha256 == PACKAGED_SHA256
+    assert find_model("").sha256 == PACKAGED_SHA256
+    assert revision.model == find_model("", blocked_weights=True)
 
 
 async def test_killed_replica_comes_back_and_is_on_record(real: Real, revision: Revision) -> None:

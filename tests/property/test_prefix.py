@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trimtab.core.prefix import BlockHasher, PrefixIndex
+from trimtab.core.prefix import SLOT_SIMILARITY, BlockHasher, PrefixIndex
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(lambda words: "".join(words))
 REPLICAS = st.sampled_from(("r0", "r1"))
@@ -42,7 +42,7 @@ class Engine:
         best, similarity_best = None, 0.0
         for slot in self.slots:
             similarity = common(slot.text, text) / len(text) if text else 0.0
-            if slot.began is None and similarity > max(0.1, similarity_best):
+            if slot.began is None and similarity > max(SLOT_SIMILARITY, similarity_best):
                 best, similarity_best = slot, similarity
         if best is not None:
             return best
