@@ -28,14 +28,14 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     workload: Annotated[str, Meta(pattern="^(coding|chat|mixed)$")] = "coding"
     seed: Annotated[int, Meta(ge=0)] = 1
-    users: Annotated[int, Meta(ge=2, le=1000)] = 4
+    users: Annotated[int, Meta(ge=2, le=1000)] = 5
     think_s: Annotated[float, Meta(ge=0.0)] = 0.5
     repository_tokens: Annotated[int, Meta(ge=40)] = 50
     edit_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.7
     block_tokens: Annotated[int, Meta(ge=16, le=200)] = 36
     question_tokens: Annotated[int, Meta(ge=1)] = 16
     turns_per_session: Annotated[int, Meta(ge=1)] = 8
-    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 32
+    baseline_requests: Annotated[int, Meta(ge=10, le=10_000)] = 40
     rate_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 20.0
     block_s: Annotated[float, Meta(gt=0.0)] = 5.0
