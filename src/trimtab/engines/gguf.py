@@ -64,10 +64,20 @@ class GGUFError(EngineFormatError):
     """A file that is no GGUF, is corrupt, or was cut off."""
 
 
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor's entry: its type and where its bytes lie in the file; `size` is 0 for a type of unknown size."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+
 class GGUFHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What the header says. `fields` are the single values; of arrays only `counts` are kept.
 
-    `values`: how many values each tensor has, by the tensor's name.
+    `table`: the tensors in the order of the table, which begins at `table_start`.
     """
 
     version: int
@@ -76,7 +86,14 @@ class GGUFHeader(msgspec.Struct, frozen=True, kw_only=True):
     counts: Mapping[str, int]
     data_start: int
     data_end: int
-    values: Mapping[str, int] = {}
+    table_start: int = 0
+    alignment: int = 32
+    table: tuple[Tensor, ...] = ()
+
+    @property
+    def values(self) -> Mapping[str, int]:
+        """How many values each tensor has, by the tensor's name."""
+        return {tensor.name: math.prod(tensor.shape) for tensor in self.table}
 
     @property
     def architecture(self) -> str:
@@ -176,12 +193,16 @@ def read_header(data: bytes | memoryview, *, file_bytes: int) -> GGUFHeader:
     counts: dict[str, int] = {}
     for _ in range(entries):
         _read_field(reader, fields, counts)
+    table_start = reader.at
     read = [_read_tensor(reader) for _ in range(tensors)]
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise GGUFError("its alignment is not a positive number")
     data_start = -(-reader.at // alignment) * alignment
-    data_end = data_start + max((end for _, _, end in read), default=0)
+    table = tuple(
+        msgspec.structs.replace(tensor, start=data_start + tensor.start) for tensor in read
+    )
+    data_end = max((tensor.start + tensor.size for tensor in table), default=data_start)
     if data_end > file_bytes:
         raise GGUFError(
             f"it is cut off: its tensors end at byte {data_end}, the file at {file_bytes}"
@@ -193,7 +214,9 @@ def read_header(data: bytes | memoryview, *, file_bytes: int) -> GGUFHeader:
         counts=counts,
         data_start=data_start,
         data_end=data_end,
-        values={name: values for name, values, _ in read},
+        table_start=table_start,
+        alignment=alignment,
+        table=table,
     )
 
 
@@ -209,30 +232,17 @@ def _read_field(reader: _Reader, fields: dict[str, Value], counts: dict[str, int
         raise GGUFError(f"its field {name!r} has the unknown type {kind}")
 
 
-def _read_tensor(reader: _Reader) -> tuple[str, int, int]:
-    """Return a tensor's name, its number of values and where it ends, counted from the start of the data."""
+def _read_tensor(reader: _Reader) -> Tensor:
+    """Return a tensor's entry; its start is counted from the start of the data."""
     name = reader.text()
     dimensions = int(reader.number("I"))
     if dimensions > _DIMENSIONS_MAX:
         raise GGUFError(f"its tensor {name!r} claims {dimensions} dimensions")
-    values = 1
-    for _ in range(dimensions):
-        values *= int(reader.number("Q"))
+    shape = tuple(int(reader.number("Q")) for _ in range(dimensions))
     kind, offset = int(reader.number("I")), int(reader.number("Q"))
-    if kind not in _BLOCKS:
-        return name, values, offset
-    per_block, block_bytes = _BLOCKS[kind]
-    return name, values, offset + -(-values // per_block) * block_bytes
-
-
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor's entry: its type and where its bytes lie in the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    start: int
-    size: int
+    per_block, block_bytes = _BLOCKS.get(kind, (1, 0))
+    size = -(-math.prod(shape) // per_block) * block_bytes
+    return Tensor(name=name, shape=shape, kind=kind, start=offset, size=size)
 
 
 class TensorTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,23 +256,9 @@ class TensorTable(msgspec.Struct, frozen=True, kw_only=True):
 def read_tensors(data: bytes | memoryview) -> TensorTable:
     """Read the table of a whole file; raises `GGUFError`, also for a tensor type of unknown size."""
     header = read_header(data, file_bytes=len(data))
-    reader = _Reader(data)
-    reader.skip(8)
-    reader.skip(8)
-    for _ in range(reader.count("fields")):
-        _read_field(reader, {}, {})
-    table_start = reader.at
-    tensors = tuple(_tensor_at(reader, header.data_start) for _ in range(header.tensors))
-    alignment = header.fields.get("general.alignment", 32)
-    return TensorTable(table_start=table_start, alignment=int(alignment), tensors=tensors)
-
-
-def _tensor_at(reader: _Reader, data_start: int) -> Tensor:
-    name = reader.text()
-    shape = tuple(int(reader.number("Q")) for _ in range(int(reader.number("I"))))
-    kind, offset = int(reader.number("I")), int(reader.number("Q"))
-    if kind not in _BLOCKS:
-        raise GGUFError(f"its tensor {name!r} has the unknown type {kind}")
-    per_block, block_bytes = _BLOCKS[kind]
-    size = -(-math.prod(shape) // per_block) * block_bytes
-    return Tensor(name=name, shape=shape, kind=kind, start=data_start + offset, size=size)
+    for tensor in header.table:
+        if tensor.kind not in _BLOCKS:
+            raise GGUFError(f"its tensor {tensor.name!r} has the unknown type {tensor.kind}")
+    return TensorTable(
+        table_start=header.table_start, alignment=header.alignment, tensors=header.table
+    )
