@@ -144,7 +144,7 @@ LLAMACPP = {
 def vllm(*ranks: Load, started_s: float | None = None) -> str:
     """A page of vLLM V1: one `engine` label a rank."""
     labels = [f'engine="{rank}",model_name="m"' for rank in range(len(ranks))]
-    return _page(VLLM, list(zip(labels, ranks, strict=True)), started_s)
+    return page_of(VLLM, list(zip(labels, ranks, strict=True)), started_s)
 
 
 def sglang(*ranks: Load, started_s: float | None = None) -> str:
@@ -154,19 +154,20 @@ def sglang(*ranks: Load, started_s: float | None = None) -> str:
         f'dp_rank="{rank}",model_name="m"' if several else 'model_name="m"'
         for rank in range(len(ranks))
     ]
-    return _page(SGLANG, list(zip(labels, ranks, strict=True)), started_s)
+    return page_of(SGLANG, list(zip(labels, ranks, strict=True)), started_s)
 
 
 def llamacpp(load: Load) -> str:
     """A page of llama.cpp's server, which labels nothing."""
-    return _page(LLAMACPP, [("", load)], None)
+    return page_of(LLAMACPP, [("", load)])
 
 
-def _page(
+def page_of(
     names: Mapping[str, tuple[Any, str]],
     ranks: Sequence[tuple[str, Load]],
-    started_s: float | None,
+    started_s: float | None = None,
 ) -> str:
+    """A page of an engine that writes each field under the name given for it; `ranks`: labels and load of each."""
     lines: list[str] = []
     for field, (kind, name) in names.items():
         told = [(labels, getattr(load, field)) for labels, load in ranks]
