@@ -124,7 +124,7 @@ class CacheFacts(_Strict, frozen=True, kw_only=True):
     they are, and after the fix that the prompt lint names.
     `salted_predicted_share`, `salted_engine_share`: hits that a router promised, and that engines had, for requests
     with a salt. `enabled`: whether the engine caches at all. `same_tenant_hit`, `other_tenant_hit`: what a test of
-    isolation saw.
+    isolation saw. `sessions_stay`: each session always goes to the same server, so that no other can hold its prefix.
     """
 
     proxy_hit_share: float | None = None
@@ -135,6 +135,7 @@ class CacheFacts(_Strict, frozen=True, kw_only=True):
     enabled: bool | None = None
     same_tenant_hit: bool | None = None
     other_tenant_hit: bool | None = None
+    sessions_stay: bool | None = None
 
 
 class ReplicaLoad(_Strict, frozen=True, kw_only=True):

@@ -15,9 +15,11 @@ from trimtab.diagnosis.served_rules_ceilings import LITTLE_SHARE
 from trimtab.diagnosis.served_rules_costs import Costs
 from trimtab.diagnosis.served_rules_phases import (
     QUEUE_MIN_SHARE,
+    is_one_server,
     kv_full,
     kv_is_slots,
     kv_used,
+    reuse_lost,
 )
 from trimtab.diagnosis.served_rules_proposals import Weighed
 from trimtab.diagnosis.served_rules_time import Times
@@ -182,6 +184,9 @@ def would_tell(
         found.append(costs.missing)
     if times.queue is None or times.prefill is None or times.decode is None:
         found.append("the engine's histograms of queue, prefill and decode time")
+    apart = not is_one_server(readings) and kv_used(readings) is None
+    if apart and facts.cache.sessions_stay is None and reuse_lost(readings, facts) is not None:
+        found.append("whether sessions stay on their server, as cache.sessions_stay in --facts")
     found += [text for name, text in _TOLD_BY if readings.value(name) is None]
     if facts.ttft_ms_target is None and facts.tpot_ms_target is None:
         found.append("--ttft-ms and --tpot-ms say what is good enough")

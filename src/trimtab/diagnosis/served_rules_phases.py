@@ -105,6 +105,11 @@ def reuse_lost(readings: Readings, facts: ServedFacts) -> str | None:
     return f"the prompts allow {ceiling:.0%} of their tokens to be reused and {hits:.0%} are"
 
 
+def is_one_server(readings: Readings) -> bool:
+    """Say whether a single rank serves everything, so that no other can hold a prefix."""
+    return (readings.value(ServedName.RANKS) or 1.0) <= 1.0
+
+
 def bind_served(
     readings: Readings, facts: ServedFacts, times: Times, costs: Costs
 ) -> tuple[PhaseFinding, ...]:
@@ -214,14 +219,28 @@ def _prefill(readings: Readings, facts: ServedFacts, costs: Costs) -> tuple[Reso
     if lost is not None and (kv_full(readings) or (kv_used(readings) or 0.0) > KV_TIGHT_SHARE):
         return Resource.MEMORY_CAPACITY, f"{lost}: the rest was evicted in between"
     if lost is not None and kv_used(readings) is None:
-        if (readings.value(ServedName.RANKS) or 1.0) <= 1.0:
-            return Resource.MEMORY_CAPACITY, f"{lost}: on a single server the rest was evicted"
-        return Resource.COMPUTE, f"{lost}: the rest was evicted or lies on another server"
+        return _lost_untold(lost, readings, facts)
     if costs.prefill_ms_per_token:
         return Resource.COMPUTE, (
             f"a computed prompt token costs {costs.prefill_ms_per_token:.3g} ms by {costs.source}"
         )
     return Resource.COMPUTE, "prefill computes all its tokens in one pass over the weights"
+
+
+def _lost_untold(lost: str, readings: Readings, facts: ServedFacts) -> tuple[Resource | None, str]:
+    """Say what lost reuse comes from where nobody tells how full the KV caches are."""
+    if is_one_server(readings):
+        return Resource.MEMORY_CAPACITY, f"{lost}: on a single server the rest was evicted"
+    match facts.cache.sessions_stay:
+        case True:
+            return Resource.MEMORY_CAPACITY, f"{lost}: each session's own server evicted the rest"
+        case False:
+            return Resource.COMPUTE, f"{lost}: the rest was evicted or lies on another server"
+        case None:
+            return (
+                None,
+                f"{lost}: whether the rest was evicted or lies on another server is unknown",
+            )
 
 
 def _decode(readings: Readings, costs: Costs) -> tuple[Resource | None, str]:

@@ -108,10 +108,19 @@ def gain(advice: ServedAdvice, technique: Technique) -> float | None:
         ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 1},
          ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)),
          (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, sessions_stay=True)),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, sessions_stay=False)),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.05, sessions_stay=True)),
+         (Phase.PREFILL, Resource.COMPUTE)),
     ],
     ids=["preempted", "preempted, other numbers", "overloaded", "overloaded, other numbers",
          "overloaded, slots known", "decode", "large batch", "prefill", "prefill, no facts",
-         "evicted"],
+         "evicted", "evicted on each of two", "lost on another of two", "two without reuse"],
 )  # fmt: skip
 def test_each_server_gets_its_bottleneck(
     values: Values, facts: ServedFacts, expected: tuple[Phase, Resource]
@@ -135,6 +144,8 @@ def test_each_server_gets_its_bottleneck(
         ({**PREFILLING, N.QUEUE_SHARE: None, N.WAITING_MEAN: None}, KNOWN, "waiting requests"),
         ({N.PREFIX_HIT_SHARE: 0.946, N.PREFILL_SHARE: 0.08}, ServedFacts(), "waiting requests"),
         ({}, ServedFacts(), "waiting requests"),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)), "cache.sessions_stay"),
     ],
 )  # fmt: skip
 def test_missing_fact_is_cannot_tell_and_names_what_would(
