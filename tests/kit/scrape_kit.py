@@ -71,6 +71,10 @@ class Load:
     post: Hist | None = None
     transfer_bytes: Hist | None = None
     descriptors: Hist | None = None
+    failures: float | None = None
+    expired: float | None = None
+    external_queries: float | None = None
+    external_hits: float | None = None
     output_gauge: float | None = None
     prompt_length: Hist | None = None
     output_length: Hist | None = None
@@ -108,6 +112,10 @@ VLLM = {
     "post": (SECONDS, "vllm:nixl_post_time_seconds"),
     "transfer_bytes": ((2.0**20, 2.0**25, 2.0**30), "vllm:nixl_bytes_transferred"),
     "descriptors": ((10, 100, 1000, 10000, 100000), "vllm:nixl_num_descriptors"),
+    "failures": ("counter", "vllm:nixl_num_failed_transfers_total"),
+    "expired": ("counter", "vllm:nixl_num_kv_expired_reqs_total"),
+    "external_queries": ("counter", "vllm:external_prefix_cache_queries_total"),
+    "external_hits": ("counter", "vllm:external_prefix_cache_hits_total"),
     "prompt_length": (LENGTHS, "vllm:request_prompt_tokens"),
     "output_length": (LENGTHS, "vllm:request_generation_tokens"),
 }
@@ -126,6 +134,7 @@ SGLANG = {
     "tpot": (STEPS, "sglang:time_per_output_token_seconds"),
     "chunk_gap": (STEPS, "sglang:inter_token_latency_seconds"),
     "output_gauge": ("gauge", "sglang:gen_throughput"),
+    "failures": ("counter", "sglang:num_transfer_failed_reqs_total"),
     "prompt_length": (LENGTHS, "sglang:prompt_tokens_histogram"),
     "output_length": (LENGTHS, "sglang:generation_tokens_histogram"),
 }

@@ -14,6 +14,7 @@ class ServedName(StrEnum):
     RUNNING_MAX = "running_max"
     WAITING_MEAN = "waiting_mean"
     WAITING_MAX = "waiting_max"
+    WAITING_MIN = "waiting_min"
     SWAPPED_MEAN = "swapped_mean"
     REQUESTS_MAX = "requests_max"
     CONTEXT_TOKENS_MAX = "context_tokens_max"
@@ -72,6 +73,9 @@ class ServedName(StrEnum):
     TRANSFER_BYTES_PER_S = "transfer_bytes_per_s"
     TRANSFER_DESCRIPTORS_MEAN = "transfer_descriptors_mean"
     TRANSFER_FAILURES = "transfer_failures"
+    TRANSFER_FAILURES_PER_S = "transfer_failures_per_s"
+    TRANSFERS_EXPIRED = "transfers_expired"
+    TRANSFERS_EXPIRED_PER_S = "transfers_expired_per_s"
 
     GPU_MEMORY_USED_SHARE = "gpu_memory_used_share"
     GPU_BUSY_SHARE = "gpu_busy_share"

@@ -45,6 +45,7 @@ def load_readings(pool: Pool) -> Iterator[Reading]:
     for gauge, mean, peak in _IN_FLIGHT:
         yield _summed(pool, gauge, mean, "requests")
         yield _summed(pool, gauge, peak, "requests", peak=True)
+    yield _least_waiting(pool)
     yield from _kv(pool)
     yield from _ranks(pool)
     yield from _by_rank(pool)
@@ -71,6 +72,24 @@ def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = Fals
     return pool.evidence(
         name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note, of_gauge=True
     )
+
+
+def _least_waiting(pool: Pool) -> Reading:
+    """Return the fewest requests that waited at any scrape: above zero, there was a queue all the time."""
+    name, origin = ServedName.WAITING_MIN, pool.origin(Gauge.WAITING)
+    if origin is None:
+        return Unknown(name, pool.absent(Gauge.WAITING))
+    seen = [
+        [each[Gauge.WAITING] for each in window.moments if Gauge.WAITING in each]
+        for window in origin.windows
+    ]
+    if origin.lost or not all(seen):
+        return Unknown(name, "a rank is absent from every scrape but the last: no sum over all")
+    # Servers are scraped at moments of their own: the sum of their minima is a lower bound.
+    note = f"least of {min(len(told) for told in seen)} scrapes"
+    least = math.fsum(min(told) for told in seen)
+    samples = min(len(told) for told in seen)
+    return pool.evidence(name, least, "requests", origin, samples=samples, note=note, of_gauge=True)
 
 
 def _of_one_rank(pool: Pool, gauge: Gauge, name: str, unit: str) -> Reading:

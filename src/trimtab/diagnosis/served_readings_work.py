@@ -20,6 +20,8 @@ _RATES = (
     (Counter.REQUESTS_FINISHED, ServedName.REQUESTS_FINISHED_PER_S, "requests/s"),
     (Counter.PROMPT_TOKENS, ServedName.PROMPT_TOKENS_PER_S, "tokens/s"),
     (Counter.OUTPUT_TOKENS, ServedName.OUTPUT_TOKENS_PER_S, "tokens/s"),
+    (Counter.TRANSFER_FAILURES, ServedName.TRANSFER_FAILURES_PER_S, "transfers/s"),
+    (Counter.TRANSFERS_EXPIRED, ServedName.TRANSFERS_EXPIRED_PER_S, "transfers/s"),
 )
 
 _REUSE = (
@@ -263,6 +265,7 @@ def _transfers(pool: Pool) -> Iterator[Reading]:
     else:
         yield pool.ratio(name, descriptors, moved, "descriptors/transfer")
     yield _count(pool, Counter.TRANSFER_FAILURES, ServedName.TRANSFER_FAILURES, "transfers")
+    yield _count(pool, Counter.TRANSFERS_EXPIRED, ServedName.TRANSFERS_EXPIRED, "transfers")
 
 
 def _transfers_counted(pool: Pool) -> Told | None:

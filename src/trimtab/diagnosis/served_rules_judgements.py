@@ -18,6 +18,6 @@ def judgements_of(readings: Readings, facts: ServedFacts) -> tuple[Judgement, ..
         *balance_judgements(facts),
         *speculation_judgements(readings, facts),
         *compare_judgements(facts),
-        *layout_judgements(facts),
+        *layout_judgements(readings, facts),
         *transfer_judgements(readings, facts),
     )

@@ -255,6 +255,12 @@ def _failures(readings: Readings) -> Iterator[ServedWarning]:
     if moved:
         text = f"{moved:.0f} transfers of KV failed: each must end in a local prefill or one error"
         yield _warn(WarningKind.TRANSFER_FAILURES, text, readings, ServedName.TRANSFER_FAILURES)
+    expired = readings.value(ServedName.TRANSFERS_EXPIRED)
+    if expired:
+        text = (
+            f"{expired:.0f} prompts were never fetched: their blocks were kept until they expired"
+        )
+        yield _warn(WarningKind.TRANSFER_FAILURES, text, readings, ServedName.TRANSFERS_EXPIRED)
 
 
 def _configuration(facts: ServedFacts) -> Iterator[ServedWarning]:
