@@ -1,8 +1,8 @@
 """The windows of several sources as one: sums over ranks and sources, each with where it came from.
 
 Law: what an engine tells counts before what a front end tells of the same requests, so that no request is counted
-twice; a front end fills in what no engine tells. A sum of which a part has vanished is unknown, while what the
-remaining ranks measured of their own requests stays known and says whom it leaves out.
+twice; a front end fills in what no engine tells. A sum of which a part has vanished, or which a part does not tell, is
+unknown, while what the others measured of their own requests stays known and says whom it leaves out.
 """
 
 import math
@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trimtab.core.evidence import Evidence, Reading, Unknown, Window
-from trimtab.core.served import Buckets, Counter, Distribution, EngineKind, Gauge, ServerWindow
+from trimtab.core.served import (
+    Buckets,
+    Counter,
+    Distribution,
+    EngineKind,
+    Gauge,
+    RankSample,
+    ServerWindow,
+)
 from trimtab.core.stats import Interval
 from trimtab.diagnosis.served_quantiles import edges_differ, merged_buckets
 from trimtab.diagnosis.served_readings_absent import reason_for
@@ -20,6 +28,7 @@ FRONT_ENDS = frozenset({EngineKind.DYNAMO_FRONTEND})
 """Sources that see the same requests as the engines behind them."""
 
 Key = Gauge | Counter | Distribution
+_LOAD = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE})
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -149,6 +158,8 @@ class Pool(msgspec.Struct, frozen=True):
             return self.absent(counter)
         if origin.lost:
             return f"rank {', '.join(origin.lost)} vanished: what the others do is not all"
+        if untold := self.untold(counter):
+            return untold
         for window in origin.windows:
             if not window.length_s and window.lifetime:
                 return "one scrape has no length of time: a second scrape tells the rate"
@@ -161,6 +172,22 @@ class Pool(msgspec.Struct, frozen=True):
             if counter in rank.counters and window.length_s
         ]
         return Told(math.fsum(per_s), origin)
+
+    def untold(self, key: Gauge | Counter) -> str:
+        """Say which serving ranks do not tell what others do, so that a sum is not all; "" if each of them tells."""
+        origin = self.origin(key)
+        if origin is None or any(window.engine in FRONT_ENDS for window in origin.windows):
+            return ""
+        several = len(self.windows) > 1
+        silent = [
+            f"{rank} of {window.source}" if several else rank
+            for window in self.windows
+            if window.engine not in FRONT_ENDS and not _needs_none(window, key)
+            for rank in _silent(window, key)
+        ]
+        if not silent:
+            return ""
+        return f"{', '.join(silent)} does not tell {key.value}: what the others say is not all"
 
     def buckets(self, key: Distribution) -> tuple[Buckets, Origin, bool] | None:
         """Return a histogram merged over ranks and sources, its origin, and whether edges differed."""
@@ -250,6 +277,28 @@ def _in(origin: Origin) -> str:
 def _names(part: Told, whole: Told) -> tuple[str, ...]:
     names = dict.fromkeys((*part.origin.metrics, *whole.origin.metrics))
     return tuple(names) or ("part", "whole")
+
+
+def serving_ranks(window: ServerWindow) -> tuple[RankSample, ...]:
+    """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
+    loaded = tuple(rank for rank in window.ranks if rank.gauges.keys() & _LOAD)
+    return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
+
+
+def _silent(window: ServerWindow, key: Gauge | Counter) -> Sequence[str]:
+    """Return the serving ranks without a value, in words; what a page says of the whole server is of them all."""
+    told = {rank.rank for rank in window.ranks if key in rank.gauges or key in rank.counters}
+    ranks = serving_ranks(window)
+    if not ranks or "" in told:
+        return ()
+    if not told:
+        return ("the server",)
+    return [f"rank {rank.rank}" for rank in ranks if rank.rank not in told]
+
+
+def _needs_none(window: ServerWindow, key: Gauge | Counter) -> bool:
+    """Say whether an engine has nothing of the kind to tell: llama.cpp's slots hold their KV from the start."""
+    return key is Gauge.KV_USED_SHARE and window.engine is EngineKind.LLAMACPP
 
 
 def _tells(window: ServerWindow, key: Key) -> bool:

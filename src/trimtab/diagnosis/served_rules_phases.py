@@ -1,10 +1,10 @@
 """What binds each phase of a server of others, from readings that anybody's metrics give.
 
 Laws: the queue is bound by KV memory where the cache is full, or nearly full while requests are preempted; else by
-admission, but only if KV is known not to be full or every slot is known to be taken. Prefill computes its tokens in one
-pass over the weights, so compute binds it, unless what it computes had been held and was evicted or preempted. Decode
-is bound by whichever side of the roofline its step lies on. Transfer is communication, and its own rules say which
-part of it.
+admission, but only if KV is known not to be full (nor nearly full with preemptions untold) or every slot is known to
+be taken. Prefill computes its tokens in one pass over the weights, so compute binds it, unless what it computes had
+been held and was evicted or preempted. Decode is bound by whichever side of the roofline its step lies on. Transfer
+is communication, and its own rules say which part of it.
 """
 
 from trimtab.core.evidence import Evidence, Readings
@@ -30,6 +30,10 @@ REUSE_LOST_PART = 0.5
 REUSE_MIN_SHARE = 0.2
 """Lost reuse is judged only where the prompts allow at least this much."""
 
+_PREEMPTS_UNTOLD = (
+    "whether requests are preempted now is unknown: their counter over a window would tell"
+)
+
 
 def kv_full(readings: Readings) -> str | None:
     """Say why KV capacity binds; None if it does not, or nobody can tell."""
@@ -38,7 +42,7 @@ def kv_full(readings: Readings) -> str | None:
         used = readings.value(ServedName.KV_USED_SHARE_MEAN)
     if used is None:
         return None
-    if used > KV_TIGHT_SHARE and preempts(readings):
+    if used > KV_TIGHT_SHARE and preempts_now(readings):
         return f"{used:.0%} of the KV cache is in use and requests are preempted"
     if used > KV_FULL_SHARE and is_queued(readings):
         return f"{used:.0%} of the KV cache is in use and requests wait"
@@ -51,6 +55,20 @@ def preempts(readings: Readings) -> bool:
         (readings.value(name) or 0.0) > 0
         for name in (ServedName.PREEMPTIONS_PER_S, ServedName.PREEMPTIONS)
     )
+
+
+def preempts_now(readings: Readings) -> bool | None:
+    """Say whether requests are being preempted; None if nobody tells, or if some were at some time since the start."""
+    told = [
+        reading
+        for name in (ServedName.PREEMPTIONS_PER_S, ServedName.PREEMPTIONS)
+        if isinstance(reading := readings.get(name), Evidence)
+    ]
+    if not told:
+        return None
+    if not any(reading.value > 0 for reading in told):
+        return False
+    return None if all("since start" in reading.note for reading in told) else True
 
 
 def is_queued(readings: Readings) -> bool:
@@ -203,6 +221,8 @@ def _queue(readings: Readings, facts: ServedFacts, times: Times) -> tuple[Resour
         return Resource.ADMISSION, f"{queued}, and this engine makes a request wait for a slot only"
     if used is None and limited:
         return Resource.ADMISSION, f"{queued} and {limited:.0f} ranks run as many as they may"
+    if used is not None and used > KV_TIGHT_SHARE and preempts_now(readings) is None:
+        return None, f"{queued} with {used:.0%} of the KV cache in use; {_PREEMPTS_UNTOLD}"
     if used is not None and used <= KV_FULL_SHARE:
         return Resource.ADMISSION, (
             f"{queued} while only {used:.0%} of the KV cache is in use: slots, limits or replicas"
