@@ -25,7 +25,13 @@ from trimtab.diagnosis.served_rules_checks import corroborate_served, ruled_out_
 from trimtab.diagnosis.served_rules_costs import Costs, costs_of
 from trimtab.diagnosis.served_rules_health import health_of, not_to_do, outcome_of, would_tell
 from trimtab.diagnosis.served_rules_judgements import judgements_of
-from trimtab.diagnosis.served_rules_phases import bind_served, kv_full, requests_counted, samples_of
+from trimtab.diagnosis.served_rules_phases import (
+    bind_served,
+    kv_full,
+    requests_counted,
+    requests_seen,
+    samples_of,
+)
 from trimtab.diagnosis.served_rules_proposals import Weighed, proposals_of
 from trimtab.diagnosis.served_rules_time import Times, times_of
 from trimtab.diagnosis.served_rules_warnings import warnings_of
@@ -122,7 +128,11 @@ def _diagnosed(
         missing = (Finding(text=f"{why_none}{silence[1]}"), *missing)
     else:
         supports, contradicts = corroborate_served(*dominant, readings, facts, times, costs)
-        confidence = confidence_of(len(supports), len(contradicts), samples)
+        by_gauges = dominant[0] is Phase.QUEUE and (
+            times.by_gauges or dominant[1] is Resource.MEMORY_CAPACITY
+        )
+        rests_on = max(samples, requests_seen(readings)) if by_gauges else samples
+        confidence = confidence_of(len(supports), len(contradicts), rests_on)
     at = at_of(readings) if at_s is None else at_s
     slug = re.sub(r"[^a-z0-9]+", "-", scope.lower()).strip("-") or "all"
     lengths = [item.window.length_s for item in readings.items if isinstance(item, Evidence)]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Evidence, Readings
 from trimtab.core.findings import Finding
 from trimtab.core.types import Phase, Resource, Technique
 from trimtab.diagnosis.binding import KV_FULL_SHARE
@@ -23,17 +23,35 @@ from trimtab.diagnosis.served_rules_phases import (
 )
 from trimtab.diagnosis.served_rules_proposals import Weighed
 from trimtab.diagnosis.served_rules_time import Times
-from trimtab.diagnosis.served_rules_warnings import FAILED_SHARE, bounds_of, hits_untrusted
+from trimtab.diagnosis.served_rules_warnings import (
+    FAILED_SHARE,
+    bounds_of,
+    hits_untrusted,
+    is_since_start,
+)
 
 CEILING_SHARE = 0.85
 """Above this part of a ceiling a phase is not well, even where nothing queues."""
 
+MOMENTS_MIN = 3
+"""Scrapes from which on a gauge alone says how calm a server is."""
+
 
 def outcome_of(healthy: bool | None, binding: Binding | None) -> Outcome:
-    """Return healthy only where that is known; else a bottleneck if one is known."""
+    """Return what an exit code says; a bottleneck always has a binding.
+
+    Where health is unknown, time that yields nothing (waiting, computing again, moving) is a bottleneck if it
+    dominates. Prefill and decode are the work itself: one of them always has the most time, on a calm server too.
+    """
     if healthy:
         return Outcome.HEALTHY
-    return Outcome.CANNOT_TELL if binding is None else Outcome.BOTTLENECK
+    if binding is None:
+        return Outcome.CANNOT_TELL
+    yields_nothing = (
+        binding.phase in (Phase.QUEUE, Phase.TRANSFER)
+        or binding.resource is Resource.MEMORY_CAPACITY
+    )
+    return Outcome.BOTTLENECK if healthy is False or yields_nothing else Outcome.CANNOT_TELL
 
 
 def health_of(
@@ -107,19 +125,47 @@ def _ceilings(
     needs_kv = used is None and not kv_is_slots(facts)
     if work is not None and work > CEILING_SHARE:
         return False, f"the work observed takes {work:.0%} of what {costs.source} allows"
+    in_flight = in_flight_of(readings) if work is None else None
+    calm = in_flight is not None and in_flight <= CEILING_SHARE
     missing = [
         text
         for text, value in (
             ("waiting requests or queue time", times.queue),
             ("KV usage", None if needs_kv else 1.0),
-            (costs.missing or "token rates of a window", work),
+            (costs.missing or "token rates of a window", in_flight if calm else work),
         )
         if value is None
     ]
     if missing:
         return None, f"without targets it takes {'; '.join(missing)}"
     kv_text = "" if used is None else f"{used:.0%} of the KV cache and "
-    return True, f"nothing queues, {kv_text}{work or 0.0:.0%} of the other ceilings is in use"
+    if work is None:
+        return True, (
+            f"nothing queues, and {kv_text}at most {in_flight:.0%} of any ceiling is in use: for the rest of the "
+            "time no request is there"
+        )
+    return True, f"nothing queues, {kv_text}{work:.0%} of the other ceilings is in use"
+
+
+def in_flight_of(readings: Readings) -> float | None:
+    """Return the mean requests in flight over a window: the larger of gauges and, by Little's law, of times.
+
+    No resource of any rank can be used for a larger part of the time than requests are there, whatever its ceiling.
+    None where neither is told of a window.
+    """
+    running, waiting = (
+        readings.get(ServedName.RUNNING_MEAN),
+        readings.value(ServedName.WAITING_MEAN),
+    )
+    whole, rate = (
+        readings.get(ServedName.E2E_MS_MEAN),
+        readings.value(ServedName.REQUESTS_FINISHED_PER_S),
+    )
+    seen = running.value + (waiting or 0.0) if isinstance(running, Evidence) else 0.0
+    if isinstance(whole, Evidence) and rate is not None and not is_since_start(whole):
+        return max(seen, whole.value / 1000.0 * rate)
+    enough = isinstance(running, Evidence) and (running.samples or 0) >= MOMENTS_MIN
+    return seen if enough else None
 
 
 def not_to_do(at: Weighed) -> tuple[Finding, ...]:

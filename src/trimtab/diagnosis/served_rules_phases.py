@@ -196,8 +196,11 @@ def requests_counted(readings: Readings) -> int | None:
 def samples_of(readings: Readings) -> int:
     """Return the requests that a diagnosis rests on: those counted, else those in flight at all scrapes."""
     counted = requests_counted(readings)
-    if counted is not None:
-        return counted
+    return requests_seen(readings) if counted is None else counted
+
+
+def requests_seen(readings: Readings) -> int:
+    """Return the requests in flight at all scrapes together, on which a claim from gauges rests."""
     running = readings.get(ServedName.RUNNING_MEAN)
     scrapes = running.samples or 1 if isinstance(running, Evidence) else 1
     names = (ServedName.RUNNING_MEAN, ServedName.WAITING_MEAN)

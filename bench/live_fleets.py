@@ -1,0 +1,187 @@
+"""The fleets whose live diagnosis is judged: two embedded llama.cpp replicas, and one vLLM server on this CPU.
+
+| fleet | slots | KV that fits | context load |
+|---|---|---|---|
+| embedded | 4 of 1,024 tokens, 2 replicas | the slots' own | more sessions than slots, each resends its context |
+| vllm | 8 requests | 32 blocks of 128 tokens | answers of 8 requests grow until they do not fit together |
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+from live_loads import (
+    WAIT_TIMEOUT_S,
+    Growth,
+    Load,
+    Sizes,
+    Traffic,
+    arrivals,
+    arrivals_per_s,
+    evicted_context,
+    growing_context,
+    long_prompts,
+    measured_cost,
+    short_decodes,
+)
+
+from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig, LedgerConfig
+from trimtab.core.cost import CostModel
+from trimtab.core.served import Gauge
+from trimtab.engines.served import read_sample
+from trimtab.runtime.calibrate import calibrate_cost
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.supervisor import System
+
+CONTEXT_TOKENS = 1024
+REPLICAS = 2
+EMBEDDED = Sizes(
+    slots=4,
+    long_words=480,
+    decode_output=56,
+    sessions=6,
+    context_words=300,
+    context_output=8,
+    context_clients=2,
+    # Each request in flight holds a thread of its server, of which there are 64.
+    in_flight_max=40,
+)
+VLLM = Sizes(
+    slots=8,
+    long_words=800,
+    decode_output=64,
+    sessions=0,
+    context_words=450,
+    context_output=240,
+    context_clients=8,
+    in_flight_max=60,
+    short_output=4,
+)
+COST_ROUNDS = 2
+
+
+class Fleet(NamedTuple):
+    """A running fleet. `model`: for `--model`; `served`: the name that requests ask for."""
+
+    urls: tuple[str, ...]
+    model: str
+    served: str
+    sizes: Sizes
+    session: aiohttp.ClientSession
+    cost: Callable[[], Awaitable[CostModel]]
+    clear: Callable[[], Awaitable[None]]
+    evicts: bool
+
+    def traffic(self) -> Traffic:
+        """Return a sender that has sent nothing yet."""
+        return Traffic(self.session, self.served)
+
+    def loads(self, cost: CostModel, growth: Growth) -> tuple[Load, ...]:
+        """Return the four loads for a fleet of that speed."""
+        sizes, replicas = self.sizes, len(self.urls)
+        per_s = arrivals_per_s(sizes, cost)
+        slots, clients = sizes.slots, sizes.context_clients
+        # Every session once: what is asked in the window was computed before it.
+        evicted = (sizes.sessions + clients) * replicas
+        context = (
+            Load("evicted context", clients, evicted_context(sizes), evicted, PREFILL_MEMORY)
+            if self.evicts
+            else Load("filled context", clients, growing_context(sizes), clients // 2, QUEUE_MEMORY)
+        )
+        decode = f"decode {growth.resource}"
+        return (
+            Load("long prompts", 2, long_prompts(sizes), 2 * replicas, "prefill compute"),
+            Load("short decodes", slots, short_decodes(sizes), slots * replicas, decode),
+            context,
+            Load("more arrivals", 1, arrivals(sizes, per_s), 2 * slots * replicas, QUEUE_SLOTS),
+        )
+
+    async def idle(self) -> None:
+        """Wait until the servers have dropped what was cancelled."""
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while await self._is_busy():  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.2)
+
+    async def _is_busy(self) -> bool:
+        for url in self.urls:
+            async with self.session.get(f"{url}/metrics") as response:
+                sample = read_sample(await response.read(), source=url, at_s=0.0)
+            if sample.gauge_sum(Gauge.RUNNING) or sample.gauge_sum(Gauge.WAITING):
+                return True
+        return False
+
+
+PREFILL_MEMORY = "prefill memory_capacity"
+QUEUE_MEMORY = "queue memory_capacity"
+QUEUE_SLOTS = "queue admission"
+
+
+@asynccontextmanager
+async def embedded(
+    folder: Path, session: aiohttp.ClientSession, calibrate_s: float
+) -> AsyncIterator[Fleet]:
+    """Start the replicas of a default fleet with few small slots."""
+    config = Config(
+        engine=EngineConfig(slots=EMBEDDED.slots, context_tokens=CONTEXT_TOKENS),
+        fleet=FleetConfig(replicas=REPLICAS, stop_grace_s=2.0),
+        gateway=GatewayConfig(port=0),
+        ledger=LedgerConfig(path=str(folder / "ledger.sqlite")),
+    )
+    made = System(
+        config,
+        SystemClock(),
+        command="live-diagnosis",
+        log_folder=folder / "logs",
+        secret_path=folder / "secret",
+    )
+    async with made as system:
+        replicas = system.fleet.replica_ids()
+        urls = tuple(system.ready_url(replica) for replica in replicas)
+
+        async def cost() -> CostModel:
+            return await calibrate_cost(
+                urls[0],
+                system.engine,
+                session=session,
+                clock=system.clock,
+                budget_s=calibrate_s,
+            )
+
+        async def clear() -> None:
+            for replica in replicas:
+                await system.launcher.erase_kv(replica)
+
+        yield Fleet(
+            urls=urls,
+            model=system.baseline.model.path,
+            served="default",
+            sizes=EMBEDDED,
+            session=session,
+            cost=cost,
+            clear=clear,
+            evicts=True,
+        )
+
+
+def attached_vllm(url: str, model: str, served: str, session: aiohttp.ClientSession) -> Fleet:
+    """Return a vLLM server that runs already, started with the limits of `VLLM`."""
+
+    async def cost() -> CostModel:
+        return await measured_cost(Traffic(session, served), url, VLLM.slots, COST_ROUNDS)
+
+    async def clear() -> None:
+        """Nothing: no two loads share a beginning."""
+
+    return Fleet(
+        urls=(url,),
+        model=model,
+        served=served,
+        sizes=VLLM,
+        session=session,
+        cost=cost,
+        clear=clear,
+        evicts=False,
+    )
