@@ -52,6 +52,7 @@ class ServedName(StrEnum):
     TPOT_MS_P50 = "tpot_ms_p50"
     TPOT_MS_P99 = "tpot_ms_p99"
     CHUNK_GAP_MS_MEAN = "chunk_gap_ms_mean"
+    CHUNK_GAP_MS_P50 = "chunk_gap_ms_p50"
     TOKENS_PER_CHUNK_MEAN = "tokens_per_chunk_mean"
 
     PROMPT_LENGTH_MEAN = "prompt_length_mean"

@@ -36,6 +36,7 @@ _QUANTILES = (
     (Distribution.QUEUE_TIME, ServedName.QUEUE_MS_P50, 0.50, "ms", MS),
     (Distribution.TPOT, ServedName.TPOT_MS_P50, 0.50, "ms", MS),
     (Distribution.TPOT, ServedName.TPOT_MS_P99, 0.99, "ms", MS),
+    (Distribution.CHUNK_GAP, ServedName.CHUNK_GAP_MS_P50, 0.50, "ms", MS),
     (Distribution.TRANSFER_TIME, ServedName.TRANSFER_MS_P50, 0.50, "ms", MS),
     (Distribution.PROMPT_LENGTH, ServedName.PROMPT_LENGTH_P99, 0.99, "tokens", 1.0),
 )

@@ -137,6 +137,14 @@ def _throughput(
             because=f"no size from {fits} to {count} divides the heads and meets the target",
         )
     size = good[0]
+    if count < 2 * size:
+        return Judgement(
+            subject=Subject.TENSOR_PARALLEL,
+            answer=Answer.TENSOR_PARALLEL if size > 1 else Answer.NO_TENSOR_PARALLEL,
+            because=f"it fits {fits} of {count} accelerators: there is no room for a second replica",
+            choice=f"TP{size}",
+            numbers={"replicas": 1.0, "tensor_parallel": float(size)},
+        )
     text = f"it fits {fits}: replicas of TP{size} share nothing, more ranks each would spend communication"
     if target is not None and size not in measured:
         text += f"; whether TP{size} meets {target:g} ms per token is to be measured"
