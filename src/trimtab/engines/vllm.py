@@ -15,6 +15,8 @@ NAME: Final = "vllm"
 VERSION: Final = "0.32.0"
 LOOPBACK: Final = "127.0.0.1"
 ENTRY_POINT: Final = "vllm.entrypoints.openai.api_server"
+WEIGHTS_PLUGIN: Final = "trimtab_vllm_weights"
+REPAIRS_PLUGIN: Final = "trimtab_vllm_repairs"
 
 
 class Device(StrEnum):
@@ -129,11 +131,12 @@ class LaunchCommand(msgspec.Struct, frozen=True):
 
 
 def launch_command(
-    launch: VllmLaunch, *, python: str = "python", repairs: str = ""
+    launch: VllmLaunch, *, python: str = "python", plugins: str = ""
 ) -> LaunchCommand:
-    """Return the command of a launch. `python`: the environment's interpreter; `repairs`: the folder of our plugin.
+    """Return the command of a launch. `python`: the environment's interpreter; `plugins`: the folder of ours, if any.
 
-    The repairs are put on the path only where they are needed: expert parallelism on a CPU.
+    Plugins are for CPUs only: one logs the bytes of the weights, the other repairs expert parallelism and is loaded
+    for that alone.
     """
     argv = [python, "-m", ENTRY_POINT, "--model", launch.model]
     argv += ["--served-model-name", launch.served_name]
@@ -152,7 +155,7 @@ def launch_command(
         argv += ["--quantization", launch.quantization]
     if launch.speculation is not None:
         argv += ["--speculative-config", _json(_speculation(launch.speculation))]
-    return LaunchCommand(tuple(argv), _environment(launch, repairs))
+    return LaunchCommand(tuple(argv), _environment(launch, plugins))
 
 
 def _layout_arguments(launch: VllmLaunch) -> list[str]:
@@ -215,7 +218,7 @@ def _speculation(speculation: NgramSpeculation) -> dict[str, object]:
     return config
 
 
-def _environment(launch: VllmLaunch, repairs: str) -> dict[str, str]:
+def _environment(launch: VllmLaunch, plugins: str) -> dict[str, str]:
     env = {
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
@@ -230,8 +233,10 @@ def _environment(launch: VllmLaunch, repairs: str) -> dict[str, str]:
     }
     if launch.device is Device.CPU:
         env["VLLM_CPU_OMP_THREADS_BIND"] = launch.threads or "auto"
-        if launch.expert_parallel and repairs:
-            env["PYTHONPATH"] = repairs
+        if plugins:
+            env["PYTHONPATH"] = plugins
+            repairs = [REPAIRS_PLUGIN] if launch.expert_parallel else []
+            env["VLLM_PLUGINS"] = ",".join([WEIGHTS_PLUGIN, *repairs])
     if launch.kv_role is not KvRole.NONE:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = LOOPBACK
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.side_channel_port)

@@ -1,8 +1,8 @@
 """vLLM's own log, read: what a start took and what it really runs; and which of its lines may be kept.
 
-Sizes in the log are GiB rounded to two decimals; they become bytes here, good to 5 MiB. What a log does not say is None:
-on a CPU vLLM itself names no weights, and a KV cache of a given size is not profiled for. Wordings of vLLM 0.7 to 0.32
-are read, on CPU and GPU.
+Sizes in the log are GiB rounded to two decimals; they become bytes here, good to 5 MiB. What a log does not say is
+None: on a CPU vLLM itself names no weights (our plugin does), and a KV cache of a given size is not profiled for.
+Wordings of vLLM 0.7 to 0.32 are read, on CPU and GPU.
 
 Until a server has answered its first health check nobody has sent it a prompt, so all it says may be kept. After that
 some complaints quote the request: of those lines only the head is kept (level, time, place in the source).
@@ -24,6 +24,7 @@ _WEIGHTS: Final = re.compile(
     r"Model loading took ([\d.]+) ?Gi?B|[Ll]oading model weights took ([\d.]+) ?Gi?B"
     r"|model weights take ([\d.]+) ?GiB|([\d.]+) GiB for weight"
 )
+_WEIGHTS_EXACT: Final = re.compile(r"Weights of this rank: (\d+) bytes")
 _CONSUMED: Final = re.compile(r"([\d.]+) GiB for consumed memory")
 _ACTIVATION: Final = re.compile(
     r"activation peak memory takes ([\d.]+) ?GiB|([\d.]+) GiB for peak activation"
@@ -159,6 +160,8 @@ def split_line(line: str) -> tuple[str, str]:
 
 
 def _rank_sizes(words: str) -> dict[str, int]:
+    if (exact := _WEIGHTS_EXACT.search(words)) is not None:
+        return {"weights": int(exact[1])}
     patterns = (
         ("weights", _WEIGHTS),
         ("consumed", _CONSUMED),

@@ -16,7 +16,7 @@ import trimtab.engines
 from trimtab.core.ports import LaunchError
 
 REQUIREMENTS: Final = Path(trimtab.engines.__file__).with_name("vllm_requirements.txt")
-REPAIRS: Final = Path(trimtab.engines.__file__).with_name("vllm_plugins")
+PLUGINS: Final = Path(trimtab.engines.__file__).with_name("vllm_plugins")
 WHOLE: Final = ".whole"
 """Written into a folder when everything is in it."""
 

@@ -1,8 +1,8 @@
 """Stands between trimtab and a vLLM server, so that none of its processes outlives whoever started it.
 
 Run as `python -m trimtab.runtime.vllm_guard PARENT_PID -- COMMAND...`. A vLLM server is a handful of processes; when
-its first one is killed the others can live on and hold gigabytes. The guard leads their process group: when its parent dies
-(the kernel tells it), it kills the whole group. Asked to end, it asks the server, and kills what is left of the group
+its first one is killed the others can live on and hold gigabytes. The guard leads their process group: when its parent
+dies (the kernel tells it), it kills the whole group. Asked to end, it asks the server, and kills what is left of the group
 once the server is gone; its own exit code is the server's.
 
 Only the standard library is used: the guard should weigh little.

@@ -24,7 +24,7 @@ from trimtab.engines.vllm_effective import ServedModel, differences, read_cache,
 from trimtab.engines.vllm_log import StartReport, read_start_log
 from trimtab.runtime.hardware import memory_available
 from trimtab.runtime.launcher import free_ports, port_trouble
-from trimtab.runtime.vllm_env import REPAIRS, VllmEnvironment
+from trimtab.runtime.vllm_env import PLUGINS, VllmEnvironment
 from trimtab.runtime.vllm_server import ProcessMemory, VllmServer, spawn_server
 
 START_TIMEOUT_S: Final = 300.0
@@ -144,7 +144,7 @@ class VllmLauncher:
 
     async def _start(self, launch: VllmLaunch, name: str, on_stage: Stage) -> Running:
         began_s = self._clock.mono_s()
-        command = launch_command(launch, python=str(self._environment.python), repairs=str(REPAIRS))
+        command = launch_command(launch, python=str(self._environment.python), plugins=str(PLUGINS))
         log_path = self._log_folder / f"{os.getpid()}-{name}.log"
         server = await spawn_server(
             name,
