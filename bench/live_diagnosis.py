@@ -1,4 +1,4 @@
-"""Whether `trimtab diagnose` names what binds a real fleet, under four loads that are made to bind differently.
+"""Whether `trimtab diagnose` names what binds a real fleet, under loads that are made to bind differently.
 
     python bench/live_diagnosis.py [--engine embedded|vllm] [--runs N] [--window SECONDS] [--load NAME]
 
@@ -6,8 +6,8 @@
 |---|---|---|
 | long prompts | no two share a beginning, few tokens come out | prefill, compute |
 | short decodes | prompts mostly cached, every slot decodes | decode, by what the step was seen to grow with |
-| evicted context (embedded) | more sessions than slots, each resends its context | prefill, memory capacity |
-| filled context (vLLM) | answers grow until they do not fit together: the engine preempts | queue, memory capacity |
+| evicted context | more sessions than fit, each resends its context | prefill, memory capacity |
+| filled context (vLLM) | answers grow until they do not fit together | queue, memory capacity |
 | more arrivals | open loop, at 2.5 times what the fleet can serve | queue, admission |
 
 Fleet, command and facts are the same for all loads; only the traffic differs. The facts are what whoever runs a fleet
@@ -34,12 +34,13 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
-from live_fleets import Fleet, attached_vllm, embedded
+from live_fleets import Fleet, embedded, vllm
 from live_loads import WAIT_TIMEOUT_S, Load, measured_growth
 
 from trimtab.core.cost import CostModel
 
 SCRAPES = 9
+FLEETS = {"embedded": embedded, "vllm": vllm}
 BIN_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -155,12 +156,11 @@ def summary(rows: list[Row]) -> str:
 async def fleet_of(options: argparse.Namespace, folder: Path) -> AsyncIterator[Fleet]:
     """Start the fleet that was asked for."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        if options.url is not None:
-            yield attached_vllm(options.url, options.model, options.served, session)
-            return
-        async with embedded(folder, session, options.calibrate) as fleet:
-            yield fleet
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        FLEETS[options.engine](folder, session, options.calibrate) as fleet,
+    ):
+        yield fleet
 
 
 async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
@@ -190,15 +190,13 @@ async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
 def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=FLEETS, default="embedded", help="what serves")
     parser.add_argument("--runs", type=int, default=3, help="how often each load is put on")
     parser.add_argument("--window", type=float, default=10.0, help="seconds that are diagnosed")
     parser.add_argument("--calibrate", type=float, default=8.0, help="seconds for the cost model")
     parser.add_argument("--load", help="only the load of this name")
     parser.add_argument("--rows", type=Path, help="write the rows as JSON to this file")
     parser.add_argument("--keep", type=Path, help="keep every answer in this folder")
-    parser.add_argument("--url", help="a vLLM server that runs, instead of starting a fleet")
-    parser.add_argument("--model", help="its checkpoint")
-    parser.add_argument("--served", default="m", help="the model's name there")
     options = parser.parse_args()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 | fleet | slots | KV that fits | context load |
 |---|---|---|---|
 | embedded | 4 of 1,024 tokens, 2 replicas | the slots' own | more sessions than slots, each resends its context |
-| vllm | 8 requests | 32 blocks of 128 tokens | answers of 8 requests grow until they do not fit together |
+| vllm | 8 requests | 32 blocks of 128 tokens | the same; and answers of 8 requests that outgrow it |
 """
 
 import asyncio
@@ -32,9 +32,12 @@ from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig
 from trimtab.core.cost import CostModel
 from trimtab.core.served import Gauge
 from trimtab.engines.served import read_sample
+from trimtab.engines.vllm import VllmLaunch
 from trimtab.runtime.calibrate import calibrate_cost
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.supervisor import System
+from trimtab.runtime.vllm_env import SMOLLM2, find_environment
+from trimtab.runtime.vllm_launcher import VllmLauncher
 
 CONTEXT_TOKENS = 1024
 REPLICAS = 2
@@ -53,14 +56,16 @@ VLLM = Sizes(
     slots=8,
     long_words=800,
     decode_output=64,
-    sessions=0,
+    sessions=8,
     context_words=450,
     context_output=240,
-    context_clients=8,
+    context_clients=2,
     in_flight_max=60,
     short_output=4,
 )
-COST_ROUNDS = 2
+VLLM_CONTEXT_TOKENS, VLLM_KV_BLOCKS = 2048, 32
+COST_ROUND_S = 4.0
+"""About what one round of timing takes vLLM here."""
 
 
 class Fleet(NamedTuple):
@@ -73,29 +78,30 @@ class Fleet(NamedTuple):
     session: aiohttp.ClientSession
     cost: Callable[[], Awaitable[CostModel]]
     clear: Callable[[], Awaitable[None]]
-    evicts: bool
+    fills: bool
 
     def traffic(self) -> Traffic:
         """Return a sender that has sent nothing yet."""
         return Traffic(self.session, self.served)
 
     def loads(self, cost: CostModel, growth: Growth) -> tuple[Load, ...]:
-        """Return the four loads for a fleet of that speed."""
+        """Return the loads for a fleet of that speed."""
         sizes, replicas = self.sizes, len(self.urls)
         per_s = arrivals_per_s(sizes, cost)
         slots, clients = sizes.slots, sizes.context_clients
         # Every session once: what is asked in the window was computed before it.
         evicted = (sizes.sessions + clients) * replicas
-        context = (
+        context = [
             Load("evicted context", clients, evicted_context(sizes), evicted, PREFILL_MEMORY)
-            if self.evicts
-            else Load("filled context", clients, growing_context(sizes), clients // 2, QUEUE_MEMORY)
-        )
+        ]
+        if self.fills:
+            filled = growing_context(sizes)
+            context.append(Load("filled context", slots, filled, slots // 2, QUEUE_MEMORY))
         decode = f"decode {growth.resource}"
         return (
             Load("long prompts", 2, long_prompts(sizes), 2 * replicas, "prefill compute"),
             Load("short decodes", slots, short_decodes(sizes), slots * replicas, decode),
-            context,
+            *context,
             Load("more arrivals", 1, arrivals(sizes, per_s), 2 * slots * replicas, QUEUE_SLOTS),
         )
 
@@ -162,26 +168,45 @@ async def embedded(
             session=session,
             cost=cost,
             clear=clear,
-            evicts=True,
+            fills=False,
         )
 
 
-def attached_vllm(url: str, model: str, served: str, session: aiohttp.ClientSession) -> Fleet:
-    """Return a vLLM server that runs already, started with the limits of `VLLM`."""
-
-    async def cost() -> CostModel:
-        return await measured_cost(Traffic(session, served), url, VLLM.slots, COST_ROUNDS)
-
-    async def clear() -> None:
-        """Nothing: no two loads share a beginning."""
-
-    return Fleet(
-        urls=(url,),
-        model=model,
-        served=served,
-        sizes=VLLM,
-        session=session,
-        cost=cost,
-        clear=clear,
-        evicts=False,
+@asynccontextmanager
+async def vllm(
+    folder: Path, session: aiohttp.ClientSession, calibrate_s: float
+) -> AsyncIterator[Fleet]:
+    """Start one vLLM server with few requests and little KV; what it costs is timed in whole rounds."""
+    launch = VllmLaunch(
+        model=SMOLLM2,
+        served_name="smollm2",
+        port=0,
+        context_tokens=VLLM_CONTEXT_TOKENS,
+        kv_blocks=VLLM_KV_BLOCKS,
+        sequences_max=VLLM.slots,
     )
+    environment = find_environment()
+    async with VllmLauncher(
+        clock=SystemClock(), environment=environment, log_folder=folder / "logs"
+    ) as launcher:
+        running = await launcher.start(launch)
+
+        async def cost() -> CostModel:
+            rounds = max(1, round(calibrate_s / COST_ROUND_S))
+            return await measured_cost(
+                Traffic(session, launch.served_name), running.url, VLLM.slots, rounds
+            )
+
+        async def clear() -> None:
+            """Nothing: no two loads share a beginning."""
+
+        yield Fleet(
+            urls=(running.url,),
+            model=str(environment.model(SMOLLM2)),
+            served=launch.served_name,
+            sizes=VLLM,
+            session=session,
+            cost=cost,
+            clear=clear,
+            fills=True,
+        )

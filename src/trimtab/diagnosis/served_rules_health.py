@@ -230,7 +230,7 @@ def would_tell(
         found.append(costs.missing)
     if times.queue is None or times.prefill is None or times.decode is None:
         found.append("the engine's histograms of queue, prefill and decode time")
-    apart = not is_one_server(readings) and kv_used(readings) is None
+    apart = not is_one_server(readings)
     if apart and facts.cache.sessions_stay is None and reuse_lost(readings, facts) is not None:
         found.append("whether sessions stay on their server, as cache.sessions_stay in --facts")
     found += [text for name, text in _TOLD_BY if readings.value(name) is None]

@@ -111,16 +111,26 @@ def slots_full(readings: Readings, facts: ServedFacts) -> float | None:
 
 
 def reuse_lost(readings: Readings, facts: ServedFacts) -> str | None:
-    """Say that prompts allow far more reuse than happens while memory is short; None if not, or nobody can tell."""
+    """Say that prompts allow far more reuse than happens; None if not, where caching is off, or if nobody can tell.
+
+    Engines keep whole blocks, so a prompt's last one is not expected to be reused where its size is told.
+    """
     ceiling, hits = (
         facts.cache.reuse_ceiling_share,
         readings.value(ServedName.PREFIX_HIT_SHARE),
     )
-    if ceiling is None or hits is None or ceiling < REUSE_MIN_SHARE:
+    if ceiling is None or hits is None or facts.cache.enabled is False:
         return None
-    if hits >= REUSE_LOST_PART * ceiling:
+    block, length = _block_tokens(facts), readings.value(ServedName.PROMPT_LENGTH_MEAN)
+    reachable = ceiling - block / length if block and length else ceiling
+    if reachable < REUSE_MIN_SHARE or hits >= REUSE_LOST_PART * reachable:
         return None
     return f"the prompts allow {ceiling:.0%} of their tokens to be reused and {hits:.0%} are"
+
+
+def _block_tokens(facts: ServedFacts) -> float | None:
+    told = (facts.effective.get(key, "") for key in ("block_size", "page_size"))
+    return next((float(text) for text in told if text.isdigit()), None)
 
 
 def is_one_server(readings: Readings) -> bool:
@@ -241,7 +251,8 @@ def _prefill(readings: Readings, facts: ServedFacts, costs: Costs) -> tuple[Reso
     lost = reuse_lost(readings, facts)
     if lost is not None and (kv_full(readings) or (kv_used(readings) or 0.0) > KV_TIGHT_SHARE):
         return Resource.MEMORY_CAPACITY, f"{lost}: the rest was evicted in between"
-    if lost is not None and kv_used(readings) is None:
+    if lost is not None:
+        # A low gauge rules nothing out: it counts what runs, and what no request holds is evicted first.
         return _lost_untold(lost, readings, facts)
     if costs.prefill_ms_per_token:
         return Resource.COMPUTE, (
@@ -251,7 +262,7 @@ def _prefill(readings: Readings, facts: ServedFacts, costs: Costs) -> tuple[Reso
 
 
 def _lost_untold(lost: str, readings: Readings, facts: ServedFacts) -> tuple[Resource | None, str]:
-    """Say what lost reuse comes from where nobody tells how full the KV caches are."""
+    """Say what lost reuse comes from where no gauge says that the KV caches are full."""
     if is_one_server(readings):
         return Resource.MEMORY_CAPACITY, f"{lost}: on a single server the rest was evicted"
     match facts.cache.sessions_stay:

@@ -117,10 +117,22 @@ def gain(advice: ServedAdvice, technique: Technique) -> float | None:
         ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
          ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.05, sessions_stay=True)),
          (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1}, ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.RANKS: 1},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, enabled=False)),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1, N.PROMPT_LENGTH_MEAN: 120},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9), effective={"block_size": "128"}),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1, N.PROMPT_LENGTH_MEAN: 1200},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9), effective={"block_size": "128"}),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
     ],
     ids=["preempted", "preempted, other numbers", "overloaded", "overloaded, other numbers",
          "overloaded, slots known", "decode", "large batch", "prefill", "prefill, no facts",
-         "evicted", "evicted on each of two", "lost on another of two", "two without reuse"],
+         "evicted", "evicted on each of two", "lost on another of two", "two without reuse",
+         "evicted though little runs", "caching is off", "less than a block", "many blocks"],
 )  # fmt: skip
 def test_each_server_gets_its_bottleneck(
     values: Values, facts: ServedFacts, expected: tuple[Phase, Resource]
