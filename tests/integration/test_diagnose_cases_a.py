@@ -1,4 +1,4 @@
-"""Hit shares and renamed metrics: each case with other numbers, other engines' names, a needed fact missing, and silence.
+"""Hit shares and renamed metrics: cases with other numbers, other engines' names, a needed fact missing, and silence.
 
 The first form of each case stands in `test_diagnose_metrics.py`; here are its variants, through the public command.
 """
@@ -242,6 +242,9 @@ OLD = 'vllm:gpu_cache_usage_perc{{model_name="m"}} {}\n'
 NEW = 'vllm:kv_cache_usage_perc{{model_name="m"}} {}\n'
 RUNS = 'vllm:num_requests_running{model_name="m"} 3\nvllm:num_requests_waiting{model_name="m"} 0\n'
 
+SGLANG_RUNS = 'sglang:num_running_reqs{model_name="m"} 3\n'
+SGLANG_2024, SGLANG_2025 = "2024, by its names", "2025 or later, by its names"
+
 
 @pytest.mark.parametrize(
     ("text", "usage", "version"),
@@ -249,14 +252,15 @@ RUNS = 'vllm:num_requests_running{model_name="m"} 3\nvllm:num_requests_waiting{m
         (OLD.format(0.35) + RUNS, 0.35, "V1 before 0.30, by its names"),
         (OLD.format(0.9) + NEW.format(0.55) + RUNS, 0.55, "V1 before 0.30, by its names"),
         (NEW.format(0.97) + RUNS, 0.97, "V1, by its names"),
-        ('sglang:token_usage{name="m"} 0.3\nsglang:num_requests_running{name="m"} 3\n', 0.3, "2024, by its names"),
-        ('sglang_token_usage{model_name="m"} 0.3\nsglang_num_running_reqs{model_name="m"} 3\n', 0.3, "2025 or later, by its names"),
-        ('sglang:kv_cache_usage_perc{model_name="m"} 0.4\nsglang:num_running_reqs{model_name="m"} 3\n', 0.4, "2025 or later, by its names"),
-        ("llamacpp:kv_cache_usage_ratio 0.6\nllamacpp:requests_processing 3\n", 0.6, "before mid 2025, by its names"),
-        ('trtllm_kv_cache_utilization{model_name="m"} 0.2\ntrtllm_num_requests_running{model_name="m"} 3\n', 0.2, None),
-        ('dynamo_component_gpu_cache_usage_percent{model="m"} 0.31\ndynamo_component_inflight_requests{model="m"} 3\n', 0.31, None),
+        ('sglang:token_usage{name="m"} 0.3\nsglang:num_requests_running{name="m"} 3\n', 0.3, SGLANG_2024),
+        ('sglang_token_usage{model_name="m"} 0.3\n' + SGLANG_RUNS, 0.3, SGLANG_2025),
+        ('sglang:kv_cache_usage_perc{model_name="m"} 0.4\n' + SGLANG_RUNS, 0.4, SGLANG_2025),
+        ("llamacpp:kv_cache_usage_ratio 0.6\n", 0.6, "before mid 2025, by its names"),
+        ('trtllm_kv_cache_utilization{model_name="m"} 0.2\n', 0.2, None),
+        ('dynamo_component_gpu_cache_usage_percent{model="m"} 0.31\n', 0.31, None),
     ],
-    ids=["vllm old", "vllm both", "vllm new", "sglang first", "sglang_", "sglang newer", "llamacpp", "trtllm", "dynamo"],
+    ids=["vllm old", "vllm both", "vllm new", "sglang first", "sglang_", "sglang newer", "llamacpp",
+         "trtllm", "dynamo"],
 )  # fmt: skip
 def test_usage_of_the_cache_is_read_by_each_engines_names(
     tmp_path: Path, text: str, usage: float, version: str | None
