@@ -5,7 +5,7 @@ combinations are refused. Options that are left at their default are not passed,
 differs; what vLLM then chose is in its start-up log (`engines.vllm_log`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -56,8 +56,8 @@ class VllmLaunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One vLLM server, whole. None and 0 leave a choice to vLLM; `kv_cache_bytes` is per rank.
 
     `model`: a folder with config.json and weights. `threads`: CPUs per rank in vLLM's own notation, such as `0-1` or
-    `0|1`; ranks count data-parallel first, then pipeline, then tensor. `side_channel_port`: where a server with a KV
-    role is asked for its KV; one port per server, and it stays on loopback. `kv_events`: a ZeroMQ endpoint.
+    `0|1` (`bind_threads` makes it); ranks count data-parallel first, then pipeline, then tensor. `side_channel_port`:
+    where a server with a KV role is asked for its KV; one per server, on loopback. `kv_events`: a ZeroMQ endpoint.
     """
 
     model: str
@@ -156,6 +156,17 @@ def launch_command(
     if launch.speculation is not None:
         argv += ["--speculative-config", _json(_speculation(launch.speculation))]
     return LaunchCommand(tuple(argv), _environment(launch, plugins))
+
+
+def bind_threads(cpus: Sequence[int], ranks: int) -> str:
+    """Return CPUs per rank in vLLM's notation: equal shares, or one each in turn where there are too few."""
+    if not cpus or ranks < 1:
+        raise ValueError("no CPUs or no ranks to bind")
+    share = len(cpus) // ranks
+    if share == 0:
+        return "|".join(str(cpus[rank % len(cpus)]) for rank in range(ranks))
+    groups = [cpus[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    return "|".join(",".join(str(cpu) for cpu in group) for group in groups)
 
 
 def _layout_arguments(launch: VllmLaunch) -> list[str]:

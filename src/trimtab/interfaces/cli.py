@@ -16,6 +16,7 @@ import click  # noqa: E402
 
 from trimtab import __version__  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
+from trimtab.interfaces.engine_cli import engine  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
@@ -41,7 +42,7 @@ def main() -> None:
     """
 
 
-for command in (diagnose, prompts, tune, up, load, ledger):
+for command in (diagnose, prompts, tune, up, load, engine, ledger):
     main.add_command(command)
 
 

@@ -74,6 +74,6 @@ def find_environment(python: str = "") -> VllmEnvironment:
     folder = environment_folder()
     if not (folder / WHOLE).is_file():
         raise LaunchError(
-            f"there is no vLLM environment at {folder}: make engine-vllm makes it (3.4 GB, 3 to 11 minutes)"
+            f"there is no vLLM environment at {folder}: make engine-vllm makes it (2.7 GB, 3 to 11 minutes)"
         )
     return VllmEnvironment(folder / "bin" / "python", checkpoints_folder())

@@ -2,7 +2,7 @@
 
 Run as `python -m trimtab.runtime.vllm_guard PARENT_PID -- COMMAND...`. A vLLM server is a handful of processes; when
 its first one is killed the others can live on and hold gigabytes. The guard leads their process group: when its parent
-dies (the kernel tells it), it kills the whole group. Asked to end, it asks the server, and kills what is left of the group
+dies (the kernel tells it), it kills the whole group. Asked to end, it asks the server, and what is left of the group
 once the server is gone; its own exit code is the server's.
 
 Only the standard library is used: the guard should weigh little.

@@ -18,11 +18,11 @@ import msgspec
 from trimtab.core.ports import Clock, EngineFormatError, LaunchError
 from trimtab.core.served import ModelShape
 from trimtab.engines.model_config import read_model_config
-from trimtab.engines.vllm import LOOPBACK, VllmLaunch, launch_command
+from trimtab.engines.vllm import Device, VllmLaunch, bind_threads, launch_command
 from trimtab.engines.vllm_checks import check_launch
 from trimtab.engines.vllm_effective import ServedModel, differences, read_cache, read_models
 from trimtab.engines.vllm_log import StartReport, read_start_log
-from trimtab.runtime.hardware import memory_available
+from trimtab.runtime.hardware import memory_available, usable_cpus
 from trimtab.runtime.launcher import free_ports, port_trouble
 from trimtab.runtime.vllm_env import PLUGINS, VllmEnvironment
 from trimtab.runtime.vllm_server import ProcessMemory, VllmServer, spawn_server
@@ -100,7 +100,7 @@ class VllmLauncher:
             raise LaunchError(f"server {name} was not started: the launcher is closed")
         if (old := self._servers.get(name)) is not None and old.exit_code is None:
             raise LaunchError(f"server {name} runs already as process {old.pid}")
-        launch = self._settled(launch)
+        launch = self.settled(launch)
         self._check(launch, name)
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -119,14 +119,18 @@ class VllmLauncher:
         await self.stop(name, grace_s=0)
         return words or "empty"
 
-    def _settled(self, launch: VllmLaunch) -> VllmLaunch:
-        """Return the launch with its model's folder, and free ports where it leaves them open."""
+    def settled(self, launch: VllmLaunch) -> VllmLaunch:
+        """Return the launch with its model's folder, and ports and CPUs where it leaves them open."""
         port, side = free_ports(2)
+        threads = launch.threads
+        if not threads and launch.device is Device.CPU and launch.ranks > 0:
+            threads = bind_threads(usable_cpus(), launch.ranks)
         return msgspec.structs.replace(
             launch,
             model=str(self._environment.model(launch.model)),
             port=launch.port or port,
             side_channel_port=launch.side_channel_port or side,
+            threads=threads,
         )
 
     def _check(self, launch: VllmLaunch, name: str) -> None:
@@ -302,6 +306,3 @@ def memory_need(launch: VllmLaunch) -> int:
         + launch.kv_cache_bytes * launch.ranks
         + processes * _PROCESS_BYTES
     )
-
-
-__all__ = ["LOOPBACK", "Running", "VllmLauncher", "memory_need", "model_shape"]
