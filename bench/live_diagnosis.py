@@ -40,6 +40,10 @@ from live_loads import WAIT_TIMEOUT_S, Load, measured_growth
 from trimtab.core.cost import CostModel
 
 SCRAPES = 9
+PAGES = 3
+"""Scrapes of a recorded window."""
+
+LEFT_OUT = (b"# HELP", b"python_", b"# TYPE python_", b"http_", b"# TYPE http_")
 FLEETS = {"embedded": embedded, "vllm": vllm}
 BIN_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
 
@@ -83,6 +87,7 @@ class Bench(NamedTuple):
     folder: Path
     cost: CostModel
     window_s: float
+    record: Path | None
 
     async def answer(self, load: Load, run: int) -> Any:
         """Put a load on the fleet and ask what binds it."""
@@ -97,6 +102,9 @@ class Bench(NamedTuple):
             await traffic.until(load.warm_requests)
             # What the prompts allow is known of those sent so far; they do not change their kind.
             facts = await self.facts(traffic.sent)
+            if self.record is not None and run == 1:
+                folder = self.record / load.name.replace(" ", "-")
+                write_case(folder, load, facts, await self.recorded(), self.window_s)
             return await trimtab(
                 self.folder,
                 *("diagnose", *self.fleet.urls, "--model", self.fleet.model),
@@ -112,6 +120,14 @@ class Bench(NamedTuple):
                 if isinstance(error, Exception):
                     raise error
 
+    async def recorded(self) -> list[list[bytes]]:
+        """Return pages of another window of the same load: one of each server at each scrape."""
+        pages = [await self.fleet.pages()]
+        while len(pages) < PAGES:
+            await asyncio.sleep(self.window_s / (PAGES - 1))
+            pages.append(await self.fleet.pages())
+        return pages
+
     async def facts(self, sent: list[dict[str, Any]]) -> Path:
         """Write what is known of the fleet, with what `trimtab prompts` says of the requests that were sent."""
         lines, facts = self.folder / "sent.jsonl", self.folder / "facts.json"
@@ -123,6 +139,30 @@ class Bench(NamedTuple):
             json.dumps({"slots": self.fleet.sizes.slots, "cost": cost, "cache": cache})
         )
         return facts
+
+
+def write_case(
+    folder: Path, load: Load, facts: Path, scrapes: list[list[bytes]], window_s: float
+) -> None:
+    """Keep a recorded window with what is known of the fleet and what is expected."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for scrape, pages in enumerate(scrapes):
+        for server, page in enumerate(pages):
+            (folder / f"{server}-{scrape}.prom").write_bytes(compact(page))
+    known = json.loads(facts.read_text())
+    # Where it was measured is of no use to a reader, and differs each time.
+    known["cost"]["source"] = "measured on the idle fleet"
+    between_s = window_s / (len(scrapes) - 1)
+    case = {"expected": load.expected, "between_s": between_s, "facts": known}
+    (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n")
+
+
+def compact(page: bytes) -> bytes:
+    """Return a page of metrics without its help, and without what speaks of the process alone."""
+    lines = page.splitlines(keepends=True)
+    return b"".join(
+        line for line in lines if not line.startswith(LEFT_OUT) and b"_created" not in line
+    )
 
 
 def row_of(load: Load, run: int, answer: Any) -> Row:
@@ -175,7 +215,7 @@ async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
         growth = await measured_growth(fleet.traffic(), fleet.urls, fleet.sizes.slots)
         print(growth)
         print(f"{'load':16} run  {'expected':24} {'answered':24} confidence", flush=True)
-        bench = Bench(fleet, folder, cost, options.window)
+        bench = Bench(fleet, folder, cost, options.window, options.record)
         loads = [each for each in fleet.loads(cost, growth) if options.load in (None, each.name)]
         for run, load in itertools.product(range(1, options.runs + 1), loads):
             answer = await bench.answer(load, run)
@@ -197,6 +237,7 @@ def main() -> None:
     parser.add_argument("--load", help="only the load of this name")
     parser.add_argument("--rows", type=Path, help="write the rows as JSON to this file")
     parser.add_argument("--keep", type=Path, help="keep every answer in this folder")
+    parser.add_argument("--record", type=Path, help="keep pages of each load's first run here")
     options = parser.parse_args()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ VLLM = Sizes(
     slots=8,
     long_words=800,
     decode_output=64,
-    sessions=8,
+    sessions=16,
     context_words=450,
     context_output=240,
     context_clients=2,
@@ -64,6 +64,8 @@ VLLM = Sizes(
     short_output=4,
 )
 VLLM_CONTEXT_TOKENS, VLLM_KV_BLOCKS = 2048, 32
+VLLM_KV_BYTES = 256 * 1024 * 1024
+"""Set aside for blocks; without it vLLM asks for nearly all memory."""
 COST_ROUND_S = 4.0
 """About what one round of timing takes vLLM here."""
 
@@ -112,12 +114,18 @@ class Fleet(NamedTuple):
                 await asyncio.sleep(0.2)
 
     async def _is_busy(self) -> bool:
+        samples = [read_sample(page, source="", at_s=0.0) for page in await self.pages()]
+        return any(
+            sample.gauge_sum(Gauge.RUNNING) or sample.gauge_sum(Gauge.WAITING) for sample in samples
+        )
+
+    async def pages(self) -> list[bytes]:
+        """Return the page of metrics of each server."""
+        found = []
         for url in self.urls:
             async with self.session.get(f"{url}/metrics") as response:
-                sample = read_sample(await response.read(), source=url, at_s=0.0)
-            if sample.gauge_sum(Gauge.RUNNING) or sample.gauge_sum(Gauge.WAITING):
-                return True
-        return False
+                found.append(await response.read())
+        return found
 
 
 PREFILL_MEMORY = "prefill memory_capacity"
@@ -182,6 +190,7 @@ async def vllm(
         served_name="smollm2",
         port=0,
         context_tokens=VLLM_CONTEXT_TOKENS,
+        kv_cache_bytes=VLLM_KV_BYTES,
         kv_blocks=VLLM_KV_BLOCKS,
         sequences_max=VLLM.slots,
     )
