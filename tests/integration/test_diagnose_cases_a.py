@@ -104,6 +104,14 @@ def test_preemptions_since_the_start_say_nothing_of_now(tmp_path: Path) -> None:
     assert "second scrape" in told.said("would_tell")
 
 
+def test_preemption_with_a_cache_that_nobody_tells_lets_no_phase_dominate(tmp_path: Path) -> None:
+    """Decode has most of the time, and requests lose their memory meanwhile: neither is called what binds."""
+    pages = (vllm_v0(each.without("kv", "waiting")) for each in (THRASHING, THRASHING_LATER))
+    told = apart(tmp_path, *pages, "--model", "meta-llama/Llama-3.1-8B", "--hardware", "H100")
+    assert (told.binding, told.code) == (None, 4)
+    assert "want of KV memory" in told.said("unknown")
+
+
 def test_full_cache_needs_no_preemptions(tmp_path: Path) -> None:
     """At 97% a queue waits for KV memory whether or not anybody counts preemptions."""
     told = diagnose(tmp_path, vllm(THRASHING.but(kv=0.97).without("preemptions")))

@@ -28,6 +28,8 @@ from trimtab.diagnosis.served_rules_judgements import judgements_of
 from trimtab.diagnosis.served_rules_phases import (
     bind_served,
     kv_full,
+    kv_used,
+    preempts_now,
     requests_counted,
     requests_seen,
     samples_of,
@@ -178,6 +180,11 @@ def _dominant(
         return None, f"nothing is called dominant: {silent}"
     if kv_full(readings) is not None:
         return (Phase.QUEUE, Resource.MEMORY_CAPACITY), ""
+    if preempts_now(readings) and kv_used(readings) is None:
+        return None, (
+            "nothing is called dominant: requests are preempted, which is want of KV memory, and nobody tells how full "
+            "the KV cache is"
+        )
     counted = requests_counted(readings)
     if counted is not None and counted < REQUESTS_MIN:
         return None, (
