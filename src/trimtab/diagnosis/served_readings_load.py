@@ -81,6 +81,8 @@ def _least_waiting(pool: Pool) -> Reading:
     name, origin = ServedName.WAITING_MIN, pool.origin(Gauge.WAITING)
     if origin is None:
         return Unknown(name, pool.absent(Gauge.WAITING))
+    if untold := pool.untold(Gauge.WAITING):
+        return Unknown(name, untold)
     seen = [
         [each[Gauge.WAITING] for each in window.moments if Gauge.WAITING in each]
         for window in origin.windows

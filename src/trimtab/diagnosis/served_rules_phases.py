@@ -24,6 +24,9 @@ QUEUE_MIN_SHARE = 0.05
 SLOTS_FULL_SHARE = 0.95
 """From this part of the slots running on, slots are taken."""
 
+SLOTS_WRONG_SHARE = 1.1
+"""Where more requests run than this part of the slots, the slots were told wrong."""
+
 REUSE_LOST_PART = 0.5
 """Below this part of the reuse that the prompts allow, what was held is lost."""
 
@@ -104,10 +107,16 @@ def slots_of(facts: ServedFacts) -> float | None:
 
 
 def slots_full(readings: Readings, facts: ServedFacts) -> float | None:
-    """Return running requests over slots; None if either is unknown."""
+    """Return running requests over slots (0 to 1); None if either is unknown, or if more run than there are."""
+    told = slots_running(readings, facts)
+    return None if told is None or told > SLOTS_WRONG_SHARE else min(1.0, told)
+
+
+def slots_running(readings: Readings, facts: ServedFacts) -> float | None:
+    """Return running requests over slots as told, above 1 where the slots told cannot be right; None if unknown."""
     slots, running = slots_of(facts), readings.value(ServedName.RUNNING_MEAN)
     ranks = max(1.0, readings.value(ServedName.RANKS) or 1.0)
-    return None if slots is None or running is None else running / ranks / slots
+    return None if not slots or running is None else running / ranks / slots
 
 
 def reuse_lost(readings: Readings, facts: ServedFacts) -> str | None:
