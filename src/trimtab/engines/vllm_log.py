@@ -17,7 +17,7 @@ import msgspec
 _GIB: Final = 2**30
 # A process, its level, time and place in the source, and then what it says.
 _LINE: Final = re.compile(
-    r"(?:\((?P<process>[\w-]+?)(?: pid=\d+)?\) )?(?P<head>(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"(?:\((?P<process>[\w-]+?)(?: pid=(?P<pid>\d+))?\) )?(?P<head>(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"\d\d-\d\d \d\d:\d\d:\d\d \[(?P<place>[\w./]+):\d+\]) ?(?P<words>.*)"
 )
 _WEIGHTS: Final = re.compile(
@@ -134,29 +134,34 @@ class StartReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_start_log(text: str) -> StartReport:
     """Read a whole start-up log; lines that say nothing of interest, or cannot be read, change nothing."""
-    ranks: dict[str, dict[str, int]] = {}
+    # Workers of different data-parallel ranks have one name; the process tells them apart.
+    ranks: dict[tuple[str, int], dict[str, int]] = {}
     found: dict[str, object] = {}
     settings: dict[str, str] = {}
     for line in text.splitlines():
-        process, words = split_line(line)
+        process, pid, words = split_line(line)
         sizes = _rank_sizes(words)
         if sizes:
-            ranks.setdefault(process, {}).update(sizes)
+            ranks.setdefault((process, pid), {}).update(sizes)
         found |= _engine_facts(words)
         if (config := _CONFIG.search(words)) is not None:
             found["version"] = config["version"]
             settings |= _settings(config["rest"])
     return StartReport(
-        ranks=tuple(RankMemory(process=name, **sizes) for name, sizes in sorted(ranks.items())),
+        ranks=tuple(
+            RankMemory(process=name, **sizes) for (name, _), sizes in sorted(ranks.items())
+        ),
         settings=settings,
         **found,  # type: ignore[arg-type]
     )
 
 
-def split_line(line: str) -> tuple[str, str]:
-    """Return the process that a line names (empty if none) and the words after its head."""
+def split_line(line: str) -> tuple[str, int, str]:
+    """Return the process that a line names and its id (empty and 0 if none), and the words after its head."""
     match = _LINE.search(line)
-    return ("", line) if match is None else (match["process"] or "", match["words"])
+    if match is None:
+        return "", 0, line
+    return match["process"] or "", int(match["pid"] or 0), match["words"]
 
 
 def _rank_sizes(words: str) -> dict[str, int]:
@@ -212,7 +217,7 @@ def _count(digits: str) -> int:
 
 def start_stage(line: str) -> str | None:
     """Return which stage of a start a line tells of, in words; None for any other line."""
-    _, words = split_line(line)
+    *_, words = split_line(line)
     return next((stage for sign, stage in _STAGES if sign in words), None)
 
 
@@ -233,6 +238,6 @@ def last_error(lines: Iterable[str]) -> str:
     found = ""
     for line in lines:
         if re.search(r"\b\w*Error\b|\bERROR\b|Fatal|Killed|error:", line):
-            _, words = split_line(line)
+            *_, words = split_line(line)
             found = words.strip() or found
     return found

@@ -34,7 +34,6 @@ _ASK_TIMEOUT_S: Final = 30.0
 _DRAIN_EVERY_S: Final = 0.25
 # The interpreter with torch in it, before any weight: seen as 0.6 to 0.7 GiB in each process of a server.
 _PROCESS_BYTES: Final = 700 * 1024 * 1024
-_PROCESSES_BESIDE_RANKS: Final = 2
 
 Stage = Callable[[str, float], None]
 """Told of each new stage of a start: its words, and seconds since the start."""
@@ -297,10 +296,12 @@ def model_shape(folder: str) -> ModelShape | None:
 def memory_need(launch: VllmLaunch) -> int:
     """Estimate the bytes a server takes: weights (copied to each data-parallel rank), KV caches, and its processes.
 
-    An unset KV cache is left out: vLLM then takes what is free.
+    Processes: one per rank, an engine per data-parallel rank, the API's, and one that coordinates several engines. An
+    unset KV cache is left out: vLLM then takes what is free.
     """
     weights = sum(path.stat().st_size for path in Path(launch.model).glob("*.safetensors"))
-    processes = launch.ranks + launch.data_parallel + _PROCESSES_BESIDE_RANKS - 1
+    coordinator = 1 if launch.data_parallel > 1 else 0
+    processes = launch.ranks + launch.data_parallel + coordinator + 1
     return (
         weights * launch.data_parallel
         + launch.kv_cache_bytes * launch.ranks

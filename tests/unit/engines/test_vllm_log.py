@@ -80,6 +80,16 @@ def test_ranks_keep_apart_and_their_sizes_add_up() -> None:
     )
 
 
+def test_workers_of_one_name_are_told_apart_by_their_process() -> None:
+    """Data-parallel ranks are all called Worker."""
+    line = (
+        "(Worker pid={}) INFO 11-30 00:26:05 [x.py:1] Weights of this rank: {} bytes in 2 tensors"
+    )
+    report = read_start_log("\n".join(line.format(pid, size) for pid, size in ((8, 5), (7, 6))))
+    assert [(rank.process, rank.weights) for rank in report.ranks] == [("Worker", 6), ("Worker", 5)]
+    assert report.weights_bytes == 11
+
+
 def test_engine_wide_facts_and_settings_are_read() -> None:
     """Capacity and what the engine says it runs, under the names of a launch."""
     report = read_start_log(NEW_GPU)
