@@ -230,3 +230,43 @@ def test_narrow_bucket_is_not_remarked(tmp_path: Path) -> None:
     told = diagnose(tmp_path, page + rest.format("count", 500) + rest.format("sum", 50_000))
     assert told.reading("prompt_length_mean") == 100.0
     assert "wide_bucket" not in kinds(told)
+
+
+TIGHT = Load(running=60, waiting=90, kv=0.88, preemptions=0, finished=10)
+
+
+@pytest.mark.parametrize("page", [vllm, sglang], ids=["vllm", "sglang"])
+def test_that_nothing_is_preempted_needs_the_word_of_every_rank(tmp_path: Path, page: Page) -> None:
+    """One rank counts no preemption and the other none at all: memory is neither claimed nor ruled out."""
+    ranks = (TIGHT, TIGHT.without("preemptions"))
+    told = apart(tmp_path, page(*ranks), page(*(each.but(finished=90) for each in ranks)))
+    assert told.reading("preemptions") is None
+    assert (told.binding, told.code) == (None, 4)
+    assert "KV capacity" not in told.said("ruled_out")
+
+
+def test_preemption_at_one_rank_is_known_whatever_another_one_leaves_out(tmp_path: Path) -> None:
+    """Some is true of the server where one rank has some."""
+    silent = TIGHT.without("preemptions")
+    told = apart(
+        tmp_path, vllm(TIGHT, silent), vllm(TIGHT.but(preemptions=7), silent.but(finished=90))
+    )
+    assert told.reading("preemptions") == 7
+    assert told.binding == ("queue", "memory_capacity")
+
+
+def test_times_of_different_ranks_are_not_mixed(tmp_path: Path) -> None:
+    """One rank times the queue and the other whole answers: no share of the one in the other."""
+    first = Load(running=4, waiting=0, kv=0.2, ttft=Hist(50, 2.0), e2e=Hist(50, 4.0))
+    second = Load(running=4, waiting=0, kv=0.2, ttft=Hist(50, 2.0), queue=Hist(50, 1.9))
+    told = diagnose(tmp_path, vllm(first, second))
+    assert told.reading("ttft_ms_mean") == pytest.approx(2000.0)
+    assert [told.reading(name) for name in ("e2e_ms_mean", "queue_share")] == [None, None]
+    assert "rank 1 does not tell e2e_s" in told.answer["readings"]["e2e_ms_mean"]["unknown"]
+
+
+def test_hits_and_queries_are_of_the_same_ranks(tmp_path: Path) -> None:
+    """5e5 hits of one rank over its own 1e6 queries: another rank's queries do not halve the share."""
+    both = Load(running=1, waiting=0, queries=1e6, hits=5e5)
+    told = diagnose(tmp_path, vllm(both, both.without("hits")))
+    assert told.reading("prefix_hit_share") == 0.5

@@ -137,15 +137,16 @@ class Pool(msgspec.Struct, frozen=True):
         return (tuple(told), origin) if told else None
 
     def grown(self, counter: Counter, *beside: Key) -> Told | None:
-        """Return the growth of a counter over all ranks, at the sources that tell `beside` too."""
+        """Return the growth of a counter over all ranks, at the sources and ranks that tell `beside` too."""
         origin = self.origin(counter, *beside)
         if origin is None:
             return None
+        keys = (counter, *(key for key in beside if isinstance(key, Counter)))
         return Told(
             math.fsum(
                 rank.counters[counter]
                 for window in origin.windows
-                for rank in window.ranks
+                for rank in _ranks_telling(window, keys)
                 if counter in rank.counters
             ),
             origin,
@@ -190,9 +191,13 @@ class Pool(msgspec.Struct, frozen=True):
         return f"{', '.join(silent)} does not tell {key.value}: what the others say is not all"
 
     def buckets(self, key: Distribution) -> tuple[Buckets, Origin, bool] | None:
-        """Return a histogram merged over ranks and sources, its origin, and whether edges differed."""
+        """Return a histogram merged over ranks and sources, its origin, and whether edges differed.
+
+        None also where one of a source's ranks counts other times and not these: means of some ranks' requests and of
+        others' do not compare.
+        """
         origin = self.origin(key)
-        if origin is None:
+        if origin is None or any(_untimed(window, key) for window in origin.windows):
             return None
         parts = [
             rank.distributions[key]
@@ -205,6 +210,15 @@ class Pool(msgspec.Struct, frozen=True):
 
     def absent(self, *keys: Key) -> str:
         """Return why none of `keys` is told, and what would tell it."""
+        untimed = [
+            f"{rank} does not tell {key.value}"
+            for key in keys
+            if isinstance(key, Distribution)
+            for window in self.windows
+            for rank in _untimed(window, key)
+        ]
+        if untimed:
+            return f"{', '.join(untimed)}: the others' requests are not all"
         return reason_for(keys, tuple(dict.fromkeys(window.engine for window in self.windows)))
 
     def evidence(
@@ -283,6 +297,24 @@ def serving_ranks(window: ServerWindow) -> tuple[RankSample, ...]:
     """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
     loaded = tuple(rank for rank in window.ranks if rank.gauges.keys() & _LOAD)
     return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
+
+
+def _ranks_telling(window: ServerWindow, keys: Sequence[Counter]) -> Sequence[RankSample]:
+    """Return the ranks that tell all of some counters; all ranks where they stand at different ones."""
+    joint = [rank for rank in window.ranks if all(key in rank.counters for key in keys)]
+    return joint or window.ranks
+
+
+def _untimed(window: ServerWindow, key: Distribution) -> Sequence[str]:
+    """Return the ranks without a histogram that others of the window have, though they have some, in words."""
+    told = {rank.rank for rank in window.ranks if key in rank.distributions}
+    if not told or "" in told:
+        return ()
+    return [
+        f"rank {rank.rank}"
+        for rank in window.ranks
+        if rank.rank and rank.distributions and rank.rank not in told
+    ]
 
 
 def _silent(window: ServerWindow, key: Gauge | Counter) -> Sequence[str]:

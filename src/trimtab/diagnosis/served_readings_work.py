@@ -54,10 +54,15 @@ def _rate(pool: Pool, counter: Counter, name: str, unit: str) -> Reading:
 
 
 def _count(pool: Pool, counter: Counter, name: str, unit: str) -> Reading:
+    """Return a count; none may only be said where every rank counts, some is true whoever else does not."""
     grown = pool.grown(counter)
     if grown is None:
         return Unknown(name, pool.absent(counter))
-    return pool.evidence(name, grown.value, unit, grown.origin, note=grown.origin.growth)
+    untold, lost = pool.untold(counter), grown.origin.lost
+    if not grown.value and (untold or lost):
+        return Unknown(name, untold or f"rank {', '.join(lost)} vanished; the others counted none")
+    note = "; ".join(part for part in (grown.origin.growth, untold) if part)
+    return pool.evidence(name, grown.value, unit, grown.origin, note=note)
 
 
 def _failed_share(pool: Pool) -> Reading:
