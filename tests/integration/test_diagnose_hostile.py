@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from engine_pages import dynamo, tgi, trtllm, vllm_v0
 from prompts_kit import nonce_at_top, shuffled_tools
-from scrape_kit import Load, apart, diagnose, facts, invoke, kinds, llamacpp, sglang, vllm
+from scrape_kit import Hist, Load, apart, diagnose, facts, invoke, kinds, llamacpp, sglang, vllm
 
 from trimtab.interfaces.cli import main
 
@@ -186,6 +186,33 @@ def test_front_end_and_engine_count_a_request_once(tmp_path: Path) -> None:
     """What the engine tells goes before what the front end tells of the same requests."""
     told = diagnose(tmp_path, dynamo(BUSY.but(running=5)), vllm(BUSY))
     assert told.reading("running_mean") == 8
+
+
+AT_ENGINE = BUSY.but(ttft=Hist(100, 0.1), e2e=Hist(100, 2.0))
+
+
+@pytest.mark.parametrize(("at_front", "flagged"), [(3.0, True), (0.4, True), (0.12, False)])
+def test_wait_before_the_engines_is_shown_and_is_no_health(
+    tmp_path: Path, at_front: float, flagged: bool
+) -> None:
+    """First tokens late at the front end and in time at the engine: a conflict, and the target is not met."""
+    pages = (dynamo(AT_ENGINE.but(ttft=Hist(100, at_front))), vllm(AT_ENGINE))
+    told = diagnose(tmp_path, *pages, options=("--ttft-ms", "300"))
+    assert ("at the front end" in told.said("warnings")) is flagged
+    assert (told.code == 0) is not flagged
+
+
+def test_mean_alone_meets_no_target_of_a_tail(tmp_path: Path) -> None:
+    """A summary without buckets: a mean of 100 ms under 500 ms says nothing of the p99, one above it does."""
+    summary = "".join(
+        f'vllm:time_to_first_token_seconds_{end}{{engine="0",model_name="m"}} {value}\n'
+        for end, value in (("sum", 10), ("count", 100))
+    )
+    codes = [
+        diagnose(tmp_path, vllm(BUSY) + summary, options=("--ttft-ms", target)).answer["healthy"]
+        for target in ("500", "50")
+    ]
+    assert codes == [None, False]
 
 
 def test_older_and_newer_name_at_odds_are_shown_at_every_rank(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class ServedName(StrEnum):
     TTFT_MS_MEAN = "ttft_ms_mean"
     TTFT_MS_P50 = "ttft_ms_p50"
     TTFT_MS_P99 = "ttft_ms_p99"
+    FRONT_TTFT_MS_MEAN = "front_ttft_ms_mean"
     QUEUE_MS_MEAN = "queue_ms_mean"
     QUEUE_MS_P50 = "queue_ms_p50"
     PREFILL_MS_MEAN = "prefill_ms_mean"

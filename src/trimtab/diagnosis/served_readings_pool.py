@@ -121,6 +121,11 @@ class Pool(msgspec.Struct, frozen=True):
         )
         return Origin(chosen, tuple(metrics)) if chosen else None
 
+    def of_front_ends(self) -> "Pool | None":
+        """Return the front ends alone, None if there are none."""
+        front = tuple(window for window in self.windows if window.engine in FRONT_ENDS)
+        return Pool(front, self.id_prefix) if front else None
+
     def gauges(
         self, gauge: Gauge, *, peak: bool = False
     ) -> tuple[tuple[float, ...], Origin] | None:

@@ -86,6 +86,9 @@ def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
         for word, target, tail, mean in asked
         if target is not None
     ]
+    front, target = readings.value(ServedName.FRONT_TTFT_MS_MEAN), facts.ttft_ms_target
+    if target is not None and front is not None and front > target:
+        found.append((False, f"mean TTFT {front:,.1f} ms at the front end"))
     text = "; ".join(text for _, text in found)
     if any(met is False for met, _ in found):
         return False, text
@@ -95,16 +98,14 @@ def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
 def _met(
     word: str, target: float, readings: Readings, tail: str, mean: str
 ) -> tuple[bool | None, str]:
-    """Judge the p99 where it is told, else the mean; a target inside the p99's bucket cannot be judged."""
+    """Judge the p99; a target inside its bucket cannot be judged, and a mean alone only where it misses the target."""
     bounds = bounds_of(readings, tail)
     if bounds is None:
         value = readings.value(mean)
         if value is None:
             return None, f"{word} is unknown"
-        return (
-            value <= target,
-            f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)",
-        )
+        text = f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)"
+        return (None if value <= target else False), text
     low, high = bounds
     told = f"> {low:,.0f} ms" if math.isinf(high) else f"between {low:,.4g} and {high:,.4g} ms"
     text = f"{word} p99 {told}, target {target:,.4g} ms"

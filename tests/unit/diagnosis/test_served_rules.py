@@ -414,7 +414,9 @@ def test_targets_decide_health_where_they_are_given() -> None:
     assert advised(straddled, ServedFacts(ttft_ms_target=300)).healthy is None
     assert advised(OVERLOADED, ServedFacts(ttft_ms_target=2000)).healthy is False
     assert advised(OVERLOADED, ServedFacts(ttft_ms_target=60_000)).healthy is None
-    assert advised({N.TPOT_MS_MEAN: 30}, ServedFacts(tpot_ms_target=40)).healthy is True
+    # A mean under the target says nothing of the p99; one above it does.
+    assert advised({N.TPOT_MS_MEAN: 30}, ServedFacts(tpot_ms_target=40)).healthy is None
+    assert advised({N.TPOT_MS_MEAN: 50}, ServedFacts(tpot_ms_target=40)).healthy is False
     assert advised({}, ServedFacts(tpot_ms_target=40)).outcome is Outcome.CANNOT_TELL
 
 
