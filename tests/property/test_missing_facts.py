@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import cache
 
+import pytest
 from engine_pages import dynamo, tgi, trtllm, vllm_v0
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -143,3 +144,47 @@ def test_fields_left_out_by_one_server_never_make_another_verdict(
         judged([*one, *scrapes("b", other_page, [other])], known(False)),
         judged([*one, *scrapes("b", other_page, [left])], known(False)),
     )
+
+
+EVERY_PAGE = pytest.mark.parametrize("page", ONE_RANK + RANKED, ids=lambda page: page.__name__)
+
+
+@EVERY_PAGE
+@pytest.mark.parametrize("ceilings", [False, True])
+def test_one_scrape_never_makes_another_verdict(page: Page, ceilings: bool) -> None:
+    """Without the second scrape rates are unknown: the same binding or none."""
+    facts = known(ceilings)
+    for load in LOADS:
+        both = scrapes("a", page, [load])
+        less_sure(judged(both, facts), judged(both[1:], facts))
+
+
+@EVERY_PAGE
+def test_equal_servers_and_ranks_have_the_verdict_of_one(page: Page) -> None:
+    """Two servers, or two ranks, of one load each: what binds one binds both."""
+    for load in LOADS:
+        alone = binding_of(judged(scrapes("a", page, [load]), known(True)))
+        pair = [*scrapes("a", page, [load]), *scrapes("b", page, [load])]
+        assert binding_of(judged(pair, known(True))) == alone
+        if page in RANKED:
+            ranks = scrapes("a", page, [load, load])
+            assert binding_of(judged(ranks, known(True))) == alone
+
+
+DEVICE = "\n".join(
+    f'DCGM_FI_DEV_{name}{{gpu="0"}} {value}'
+    for name, value in (("FB_USED", 70_000), ("FB_FREE", 10_000), ("GPU_UTIL", 90))
+)
+
+
+@EVERY_PAGE
+def test_page_of_a_device_beside_an_engine_changes_no_verdict(page: Page) -> None:
+    """A busy accelerator with memory in use contradicts nothing and counts no request."""
+    source = Source(kind=SourceKind.FILE, place="d", server="d")
+    device = Scrape(
+        source=source, samples=read_samples(f"{DEVICE}\n".encode(), source="d", at_s=60.0)
+    )
+    for load in LOADS:
+        engine = scrapes("a", page, [load])
+        alone, both = judged(engine, known(True)), judged([*engine, device], known(True))
+        assert (binding_of(both), both.advice.healthy) == (binding_of(alone), alone.advice.healthy)
