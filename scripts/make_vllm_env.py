@@ -109,8 +109,9 @@ def install(python: Path) -> None:
     found, last = 0, []
     for line in process.stdout:
         last = [*last, line.rstrip()][-15:]
-        found += line.startswith("Collecting ")
-        if line.startswith("Collecting ") and found % 25 == 0:
+        is_new = line.startswith(("Collecting ", "Processing "))
+        found += is_new
+        if is_new and found % 25 == 0:
             print(f"  found {found} of {len(wanted)} packages", flush=True)
         if line.startswith("Installing collected packages"):
             print(f"  installing {found} packages", flush=True)

@@ -18,8 +18,8 @@ from trimtab.engines.served import read_sample
 from trimtab.engines.vllm import VllmLaunch
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.vllm_env import find_environment
+from trimtab.runtime.vllm_guard import group_pids
 from trimtab.runtime.vllm_launcher import VllmLauncher
-from trimtab.runtime.vllm_server import group_pids
 
 pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(400)]
 

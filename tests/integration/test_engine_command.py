@@ -11,7 +11,7 @@ import pytest
 from fake_vllm import fake_environment
 
 from trimtab.runtime import vllm_env
-from trimtab.runtime.vllm_server import group_pids
+from trimtab.runtime.vllm_guard import group_pids
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIMTAB = (sys.executable, "-m", "trimtab.interfaces.cli", "engine", "vllm")

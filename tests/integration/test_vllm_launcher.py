@@ -16,8 +16,8 @@ from trimtab.core.ports import LaunchError
 from trimtab.engines.vllm import VllmLaunch
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.vllm_env import VllmEnvironment
+from trimtab.runtime.vllm_guard import group_pids
 from trimtab.runtime.vllm_launcher import VllmLauncher
-from trimtab.runtime.vllm_server import group_pids
 
 SECRET = "the patient's name is"
 
@@ -214,9 +214,11 @@ async def test_attaching_to_nothing_is_an_error(place: Place) -> None:
 
 
 async def test_end_of_a_server_is_noticed(place: Place) -> None:
-    """Whoever waits for it learns its exit code."""
+    """Whoever waits for it learns its exit code, and what the server left behind is gone by then."""
     async with place.launcher() as launcher, aiohttp.ClientSession() as session:
         running = await launcher.start(place.launch())
         with pytest.raises(aiohttp.ClientError):
             await session.post(f"{running.url}/end", data="")
         assert await asyncio.wait_for(launcher.wait_exit("vllm"), 10) == 7
+        assert running.pid is not None
+        assert group_pids(running.pid) == ()

@@ -16,13 +16,13 @@ import msgspec
 from trimtab.core.ports import LaunchError
 from trimtab.engines.vllm_log import keepable_line, last_error, start_stage
 from trimtab.runtime.hardware import PROC, resident_bytes
+from trimtab.runtime.vllm_guard import group_pids
 
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 START_LINES_MAX: Final = 20_000
 _LAST_LINES: Final = 200
 _LINE_BYTES_MAX: Final = 256 * 1024
 _GONE_POLL_S: Final = 0.05
-_REST_GRACE_S: Final = 2.0
 # Ours must not leak into an interpreter of another environment, nor keep it from storing what it compiled.
 _NOT_INHERITED: Final = (
     "PYTHONPATH",
@@ -117,8 +117,6 @@ class VllmServer:
                 self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
-            async with asyncio.timeout(_REST_GRACE_S):
-                await self._group_gone()
         except TimeoutError:
             self._kill_group()
         await self._group_gone()
@@ -200,26 +198,6 @@ def _with_path(argv: Sequence[str], env: dict[str, str]) -> list[str]:
     """Return the command with its variables set by `env`, and without the path that only the guard needs."""
     drop = [] if "PYTHONPATH" in env else ["-u", "PYTHONPATH"]
     return ["env", *drop, *(f"{key}={value}" for key, value in sorted(env.items())), *argv]
-
-
-def group_pids(group: int) -> tuple[int, ...]:
-    """Return the processes of a group that have not ended (one that waits to be reaped has)."""
-    found = []
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (stat := _stat(entry)) is not None:
-            state, pgrp = stat
-            if pgrp == group and state not in "ZX":
-                found.append(int(entry.name))
-    return tuple(sorted(found))
-
-
-def _stat(entry: Path) -> tuple[str, int] | None:
-    try:
-        # The name in brackets may hold spaces; what counts begins after it.
-        words = (entry / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (words[0], int(words[2])) if len(words) > 2 else None
 
 
 def group_memory(group: int) -> tuple[ProcessMemory, ...]:
