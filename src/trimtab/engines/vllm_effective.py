@@ -12,6 +12,7 @@ from trimtab.engines.vllm_log import StartReport
 _INFO: Final = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} ", re.MULTILINE)
 _BLOCKS: Final = re.compile(r'\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS: Final = re.compile(r'\bblock_size="(\d+)"')
+_ENGINE: Final = re.compile(r'^vllm:num_requests_running\{.*\bengine="(\d+)"', re.MULTILINE)
 _REQUESTS: Final = re.compile(
     r"^vllm:num_requests_(?:running|waiting)\{.*\} ([\d.e+]+)$", re.MULTILINE
 )
@@ -41,9 +42,14 @@ def read_models(body: bytes) -> ServedModel:
 
 
 def read_cache(body: bytes) -> dict[str, int]:
-    """Read from /metrics: `kv_blocks` and `block_tokens` of one engine, `requests` in all of them, waiting or not."""
+    """Read from /metrics: `kv_blocks` and `block_tokens` of one engine, `requests` in all of them, waiting or not.
+
+    `engines`: how many there are, one per data-parallel rank.
+    """
     text = body.decode("utf-8", "replace")
     found = {"requests": round(sum(float(value) for value in _REQUESTS.findall(text)))}
+    if engines := set(_ENGINE.findall(text)):
+        found["engines"] = len(engines)
     if (info := _INFO.search(text)) is not None:
         for name, pattern in (("kv_blocks", _BLOCKS), ("block_tokens", _BLOCK_TOKENS)):
             if (match := pattern.search(info["labels"])) is not None:
@@ -51,8 +57,13 @@ def read_cache(body: bytes) -> dict[str, int]:
     return found
 
 
-def differences(launch: VllmLaunch, report: StartReport, model: ServedModel) -> tuple[str, ...]:
-    """Return, in words, what a server runs otherwise than asked for; what it does not say is not compared."""
+def differences(
+    launch: VllmLaunch, report: StartReport, model: ServedModel, engines: int | None = None
+) -> tuple[str, ...]:
+    """Return, in words, what a server runs otherwise than asked for; what it does not say is not compared.
+
+    `engines`: how many /metrics tells of. Each logs a configuration of its own, in which it is the only one.
+    """
     asked: dict[str, object] = {
         "dtype": launch.dtype,
         "context_tokens": launch.context_tokens,
@@ -73,6 +84,9 @@ def differences(launch: VllmLaunch, report: StartReport, model: ServedModel) -> 
     said = dict(report.settings)
     if model.context_tokens is not None:
         said["context_tokens"] = str(model.context_tokens)
+    said.pop("data_parallel", None)
+    if engines is not None:
+        said["data_parallel"] = str(engines)
     found = [
         f"{name}: asked for {wanted}, runs {said[name]}"
         for name, wanted in asked.items()

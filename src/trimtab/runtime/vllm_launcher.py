@@ -173,7 +173,7 @@ class VllmLauncher:
             pid=server.pid,
             log_path=str(log_path),
             report=report,
-            differences=differences(launch, report, model),
+            differences=differences(launch, report, model, cache.get("engines")),
         )
         self._running[name] = running
         return running

@@ -178,6 +178,14 @@ def test_what_runs_otherwise_than_asked_for_is_named() -> None:
     assert differences(launch, StartReport(), ServedModel("m")) == ()
 
 
+def test_data_parallel_ranks_are_counted_by_their_metrics() -> None:
+    """Each rank's log says that it is alone; the page has a label for each."""
+    launch = VllmLaunch(model="m", served_name="m", port=1, data_parallel=2)
+    alone = StartReport(settings={"data_parallel": "1"})
+    found = [differences(launch, alone, ServedModel("m"), engines) for engines in (1, 2, None)]
+    assert found == [("data_parallel: asked for 2, runs 1",), (), ()]
+
+
 def test_capacity_and_open_requests_are_read_from_metrics() -> None:
     """Requests of all ranks add up; block counts are one engine's."""
     page = (
@@ -187,7 +195,12 @@ def test_capacity_and_open_requests_are_read_from_metrics() -> None:
         'vllm:num_requests_waiting{engine="0",model_name="m"} 3.0\n'
         'vllm:num_requests_waiting_by_reason{reason="capacity"} 3.0\n'
     )
-    assert read_cache(page.encode()) == {"kv_blocks": 91, "block_tokens": 128, "requests": 6}
+    assert read_cache(page.encode()) == {
+        "kv_blocks": 91,
+        "block_tokens": 128,
+        "requests": 6,
+        "engines": 2,
+    }
     assert read_cache(b"") == {"requests": 0}
 
 
