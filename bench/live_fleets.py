@@ -54,16 +54,19 @@ EMBEDDED = Sizes(
 )
 VLLM = Sizes(
     slots=8,
-    long_words=800,
-    decode_output=64,
+    long_words=500,
+    decode_output=32,
     sessions=16,
     context_words=450,
     context_output=240,
     context_clients=2,
     in_flight_max=60,
-    short_output=4,
+    short_output=2,
 )
 VLLM_CONTEXT_TOKENS, VLLM_KV_BLOCKS = 2048, 32
+VLLM_THREADS = "0"
+"""One core, so that clients and the command have another: threads that wait for each other stall with any of them."""
+
 VLLM_KV_BYTES = 256 * 1024 * 1024
 """Set aside for blocks; without it vLLM asks for nearly all memory."""
 COST_ROUND_S = 4.0
@@ -104,7 +107,7 @@ class Fleet(NamedTuple):
             Load("long prompts", 2, long_prompts(sizes), 2 * replicas, "prefill compute"),
             Load("short decodes", slots, short_decodes(sizes), slots * replicas, decode),
             *context,
-            Load("more arrivals", 1, arrivals(sizes, per_s), 2 * slots * replicas, QUEUE_SLOTS),
+            Load("more arrivals", 1, arrivals(sizes, per_s), 4 * slots * replicas, QUEUE_SLOTS),
         )
 
     async def idle(self) -> None:
@@ -193,6 +196,7 @@ async def vllm(
         kv_cache_bytes=VLLM_KV_BYTES,
         kv_blocks=VLLM_KV_BLOCKS,
         sequences_max=VLLM.slots,
+        threads=VLLM_THREADS,
     )
     environment = find_environment()
     async with VllmLauncher(

@@ -21,6 +21,9 @@ from trimtab.workloads.words import block_words
 OVERLOAD = 2.5
 """Arrivals over what the fleet can serve."""
 
+ARRIVALS_QUICKEN = 1.02
+"""Growth of the rate of arrivals with each of them while no queue has formed."""
+
 GROWTH_OUTPUT, GROWTH_ROUNDS = 32, 3
 COST_OUTPUT = 24
 COST_WORDS = (45, 190, 400)
@@ -238,18 +241,24 @@ def growing_context(sizes: Sizes) -> Client:
 
 
 def arrivals(sizes: Sizes, per_s: float) -> Client:
-    """Requests at a steady rate, whether or not those before them have ended."""
+    """Requests at a steady rate, whether or not those before them have ended.
+
+    Up to the first queue of half of what may be in flight the rate rises, for a fleet may be faster than it was timed.
+    """
 
     async def client(traffic: Traffic, url: str, name: str) -> None:
+        rate, queued = per_s, False
         async with asyncio.TaskGroup() as group:
             flying: set[asyncio.Task[Any]] = set()
             for number in itertools.count():
+                queued = queued or len(flying) >= sizes.in_flight_max // 2
+                rate *= 1.0 if queued else ARRIVALS_QUICKEN
                 if len(flying) < sizes.in_flight_max:
                     asked = [text(f"{name} {number}", sizes.arrival_words)]
                     task = group.create_task(traffic.ask(url, asked, sizes.arrival_output))
                     flying.add(task)
                     task.add_done_callback(flying.discard)
-                await asyncio.sleep(1.0 / per_s)
+                await asyncio.sleep(1.0 / rate)
 
     return client
 

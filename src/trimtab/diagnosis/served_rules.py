@@ -76,7 +76,7 @@ def advise_served(
     silent = why_activity if activity is Activity.STALE or idle_now else ""
     diagnosis = _diagnosed(readings, facts, times, costs, (silent, moment), at_s, scope)
     binding = _binding(diagnosis)
-    healthy, because = health_of(readings, facts, times, costs, activity)
+    healthy, because = health_of(readings, facts, times, costs, activity, binding)
     weighed = Weighed(
         readings=readings,
         facts=facts,

@@ -55,7 +55,12 @@ def outcome_of(healthy: bool | None, binding: Binding | None) -> Outcome:
 
 
 def health_of(
-    readings: Readings, facts: ServedFacts, times: Times, costs: Costs, activity: Activity
+    readings: Readings,
+    facts: ServedFacts,
+    times: Times,
+    costs: Costs,
+    activity: Activity,
+    binding: Binding | None,
 ) -> tuple[bool | None, str]:
     """Say whether all targets are met or, without targets, nothing queues and no ceiling is near; None: cannot tell."""
     if activity is Activity.STALE:
@@ -73,6 +78,9 @@ def health_of(
                 f"idle now, but since start requests queued for {times.queue:.0%} of their time",
             )
         return True, "nothing runs or waits"
+    if binding is not None and binding.resource is Resource.MEMORY_CAPACITY:
+        # What evicts is full: that is a ceiling reached, however little the other resources do.
+        return False, binding.because
     return _ceilings(readings, facts, times, costs)
 
 
