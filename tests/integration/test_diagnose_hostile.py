@@ -215,6 +215,18 @@ def test_mean_alone_meets_no_target_of_a_tail(tmp_path: Path) -> None:
     assert codes == [None, False]
 
 
+def test_times_that_one_of_two_engines_tells_are_of_its_requests_alone(tmp_path: Path) -> None:
+    """TGI times no first tokens: those of vLLM are not the fleet's, and meet no target for it."""
+    ended = BUSY.but(queue=Hist(100, 0.01), e2e=Hist(100, 2.0), tpot=Hist(100, 0.02))
+    told = diagnose(
+        tmp_path, vllm(ended.but(ttft=Hist(100, 0.1))), tgi(ended), options=("--ttft-ms", "300")
+    )
+    assert told.reading("ttft_ms_mean") is None
+    assert "does not tell ttft_s" in told.answer["readings"]["ttft_ms_mean"]["unknown"]
+    assert told.reading("e2e_ms_mean") == pytest.approx(2000.0)
+    assert told.code == 4
+
+
 def test_older_and_newer_name_at_odds_are_shown_at_every_rank(tmp_path: Path) -> None:
     """Two ranks whose old and new gauges differ: the newer is read, and one note tells of both."""
     old = "".join(

@@ -29,6 +29,17 @@ FRONT_ENDS = frozenset({EngineKind.DYNAMO_FRONTEND})
 
 Key = Gauge | Counter | Distribution
 _LOAD = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE})
+_PHASES = frozenset(
+    {
+        Distribution.TTFT,
+        Distribution.TPOT,
+        Distribution.E2E,
+        Distribution.QUEUE_TIME,
+        Distribution.PREFILL_TIME,
+        Distribution.DECODE_TIME,
+    }
+)
+"""Times of requests that are set against each other, and so must be of the same requests."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -198,11 +209,11 @@ class Pool(msgspec.Struct, frozen=True):
     def buckets(self, key: Distribution) -> tuple[Buckets, Origin, bool] | None:
         """Return a histogram merged over ranks and sources, its origin, and whether edges differed.
 
-        None also where one of a source's ranks counts other times and not these: means of some ranks' requests and of
-        others' do not compare.
+        None also where a rank or source times its requests and not this: means of some requests and of others do not
+        compare.
         """
         origin = self.origin(key)
-        if origin is None or any(_untimed(window, key) for window in origin.windows):
+        if origin is None or self._untimed(key, origin):
             return None
         parts = [
             rank.distributions[key]
@@ -213,17 +224,29 @@ class Pool(msgspec.Struct, frozen=True):
         merged = merged_buckets(parts)
         return None if merged is None else (merged, origin, edges_differ(parts))
 
+    def _untimed(self, key: Distribution, origin: Origin) -> Sequence[str]:
+        """Return the ranks and sources that time their requests and not this, beside those that do, in words."""
+        front = origin.windows[0].engine in FRONT_ENDS
+        ranks = [rank for window in origin.windows for rank in _untimed_ranks(window, key)]
+        sources = [
+            window.source
+            for window in self.windows
+            if key in _PHASES
+            and window not in origin.windows
+            and (window.engine in FRONT_ENDS) is front
+            and any(_PHASES & rank.distributions.keys() for rank in window.ranks)
+        ]
+        return [*ranks, *sources]
+
     def absent(self, *keys: Key) -> str:
         """Return why none of `keys` is told, and what would tell it."""
-        untimed = [
-            f"{rank} does not tell {key.value}"
-            for key in keys
-            if isinstance(key, Distribution)
-            for window in self.windows
-            for rank in _untimed(window, key)
-        ]
-        if untimed:
-            return f"{', '.join(untimed)}: the others' requests are not all"
+        for key in keys:
+            origin = self.origin(key) if isinstance(key, Distribution) else None
+            if isinstance(key, Distribution) and origin is not None:
+                untimed = self._untimed(key, origin)
+                if untimed:
+                    text = f"{', '.join(untimed)} does not tell {key.value}"
+                    return f"{text}: the others' requests are not all"
         return reason_for(keys, tuple(dict.fromkeys(window.engine for window in self.windows)))
 
     def evidence(
@@ -310,7 +333,7 @@ def _ranks_telling(window: ServerWindow, keys: Sequence[Counter]) -> Sequence[Ra
     return joint or window.ranks
 
 
-def _untimed(window: ServerWindow, key: Distribution) -> Sequence[str]:
+def _untimed_ranks(window: ServerWindow, key: Distribution) -> Sequence[str]:
     """Return the ranks without a histogram that others of the window have, though they have some, in words."""
     told = {rank.rank for rank in window.ranks if key in rank.distributions}
     if not told or "" in told:
