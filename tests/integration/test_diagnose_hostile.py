@@ -215,6 +215,16 @@ def test_mean_alone_meets_no_target_of_a_tail(tmp_path: Path) -> None:
     assert codes == [None, False]
 
 
+@pytest.mark.parametrize(
+    ("at_front", "flagged"),
+    [(Load(running=8, waiting=300), True), (Load(running=8, waiting=2), False)],
+)
+def test_queue_before_the_engines_is_shown(tmp_path: Path, at_front: Load, flagged: bool) -> None:
+    """308 requests in flight at the front end and 8 at the engine: the others are in no engine's queue."""
+    told = diagnose(tmp_path, dynamo(at_front), vllm(BUSY))
+    assert ("wait before them" in told.said("warnings")) is flagged
+
+
 def test_times_that_one_of_two_engines_tells_are_of_its_requests_alone(tmp_path: Path) -> None:
     """TGI times no first tokens: those of vLLM are not the fleet's, and meet no target for it."""
     ended = BUSY.but(queue=Hist(100, 0.01), e2e=Hist(100, 2.0), tpot=Hist(100, 0.02))

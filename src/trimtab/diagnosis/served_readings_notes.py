@@ -26,6 +26,9 @@ FIRST_TOKEN_FACTOR_MAX = 1.5
 FIRST_TOKEN_GAP_MIN_S = 0.05
 """First tokens that a front end sees later than its engines, by more than both of these, wait outside the engines."""
 
+IN_FLIGHT_GAP_MIN = 4.0
+"""So many requests more at a front end than at its engines are no matter of the moment of scraping."""
+
 HIT_SHARE_GAP_MAX = 0.10
 """Two hit shares of one window may differ by this much."""
 
@@ -129,6 +132,17 @@ def _front_ends(pool: Pool) -> Iterator[Note]:
 
 def _before_the_engines(before: Pool, behind: Pool) -> Iterator[Note]:
     """Tell first tokens that are late at the front end and in time at the engines: the wait is between the two."""
+    there, here = _in_flight(before), _in_flight(behind)
+    if (
+        there is not None
+        and here is not None
+        and there > RATE_FACTOR_MAX * here + IN_FLIGHT_GAP_MIN
+    ):
+        text = (
+            f"{there:,.0f} requests in flight at the front end, {here:,.0f} at the engines: the others wait "
+            "before them, and no engine's queue shows it"
+        )
+        yield Note(kind="conflict", text=text, metric=Gauge.WAITING.value)
     seen, made = (mean_s(each, Distribution.TTFT) for each in (before, behind))
     if seen is None or made is None:
         return
@@ -138,3 +152,12 @@ def _before_the_engines(before: Pool, behind: Pool) -> Iterator[Note]:
             "engines: the rest passes before or around them, and no engine's queue shows it"
         )
         yield Note(kind="conflict", text=text, metric=Distribution.TTFT.value)
+
+
+def _in_flight(pool: Pool) -> float | None:
+    """Return running and waiting requests together, None unless every rank tells both."""
+    told = [pool.gauges(gauge) for gauge in (Gauge.RUNNING, Gauge.WAITING)]
+    if any(pool.untold(gauge) for gauge in (Gauge.RUNNING, Gauge.WAITING)):
+        return None
+    values = [sum(found[0]) for found in told if found is not None and not found[1].lost]
+    return sum(values) if len(values) == len(told) else None
