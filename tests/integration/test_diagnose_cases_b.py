@@ -97,10 +97,13 @@ def test_match_of_a_server_over_the_bound_need_not_be_known(tmp_path: Path) -> N
 
 
 def test_what_a_person_tells_of_load_goes_before_the_page(tmp_path: Path) -> None:
-    """A fact is not overwritten."""
-    text = matches(A=0.9, B=0.6) + "kv_used_share = 0.99\nwaiting = 20\n"
-    found = judgement(fleet(tmp_path, {"A": vllm(EVEN), "B": vllm(WARM)}, text), PLACE)
-    assert found["choice"] == "A"
+    """A fact is not overwritten: told to be full, A is passed over, whatever its page says."""
+    full = (
+        '[[balance.replicas]]\nname = "A"\nmatch_share = 0.9\nkv_used_share = 0.99\n'
+    )
+    pages = {"A": vllm(EVEN), "B": vllm(WARM)}
+    assert judgement(fleet(tmp_path, pages, full + matches(B=0.6)), PLACE)["choice"] == "B"
+    assert judgement(fleet(tmp_path, pages, matches(A=0.9, B=0.6)), PLACE)["choice"] == "A"
 
 
 def test_no_place_is_judged_where_nobody_asks(tmp_path: Path) -> None:
@@ -148,8 +151,9 @@ def test_gap_that_counts_is_that_of_the_engines(
         {"A": vllm(busy(90, 0)), "B": vllm(Load(running=10))},
         {"A": vllm(busy(90, 0)), "B": sglang(Load(waiting=0, kv=0.1))},
         {"A": vllm(busy(90, 0))},
+        {"A": vllm(busy(90, 0)), "B": vllm(busy(70, 0)), "C": vllm(Load(running=1))},
     ],
-    ids=["waiting untold", "running untold", "one engine of several"],
+    ids=["waiting untold", "running untold", "one engine of several", "the third untold"],
 )
 def test_gap_with_an_engine_missing_is_unknown(tmp_path: Path, pages: Mapping[str, str]) -> None:
     """What one engine does not tell is no zero, and one engine is no gap."""
@@ -207,7 +211,7 @@ TESTED = "[cache]\nsame_tenant_hit = {}\nother_tenant_hit = {}\n"
     ("page", "same", "other", "answer"),
     [
         (QUIET + OFF_AT_VLLM, "false", "false", "not proven"),
-        (trtllm(Load(running=1, waiting=0)) + OFF_AT_TRTLLM, "false", "false", "not proven"),
+        (trtllm(Load(running=1, waiting=0)) + OFF_AT_TRTLLM, "true", "false", "not proven"),
         (QUIET + OFF_AT_VLLM, "true", "false", "not proven"),
         (QUIET + ON_AT_VLLM, "true", "false", "proven"),
         (QUIET + ON_AT_VLLM, "true", "true", "broken"),

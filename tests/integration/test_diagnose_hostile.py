@@ -237,6 +237,38 @@ def test_times_that_one_of_two_engines_tells_are_of_its_requests_alone(tmp_path:
     assert told.code == 4
 
 
+def test_queue_of_an_engine_that_times_nothing_is_not_hidden_by_one_that_does(
+    tmp_path: Path,
+) -> None:
+    """240 requests wait at llama.cpp, which times none: TensorRT-LLM's quick prefills do not speak for it."""
+    quick = Load(
+        waiting=0,
+        kv=0.3,
+        finished=400,
+        ttft=Hist(400, 3.0),
+        queue=Hist(400, 0.1),
+        e2e=Hist(400, 4.0),
+    )
+    told = diagnose(tmp_path, trtllm(quick), llamacpp(QUEUED.but(waiting=240)))
+    assert told.binding is None
+    assert told.reading("queue_share") is None
+    idle = llamacpp(Load(running=0, waiting=0, prompt_tokens=0, output_tokens=0))
+    assert diagnose(tmp_path, trtllm(quick), idle).reading("ttft_ms_mean") == pytest.approx(3000.0)
+
+
+def test_times_of_front_end_and_engine_are_not_mixed(tmp_path: Path) -> None:
+    """The side that tells more of them is heard on all of them: no first token of the one in answers of the other."""
+    late = BUSY.but(ttft=Hist(100, 200.0), e2e=Hist(100, 270.0), tpot=Hist(100, 0.1))
+    cut = BUSY.but(tpot=Hist(100, 0.02))
+    told = diagnose(tmp_path, dynamo(late), vllm(cut))
+    assert told.reading("tpot_ms_mean") == pytest.approx(100.0)
+    whole = BUSY.but(queue=Hist(100, 0.01), e2e=Hist(100, 2.0), tpot=Hist(100, 0.02))
+    told = diagnose(tmp_path, dynamo(late), tgi(whole))
+    assert told.reading("tpot_ms_mean") == pytest.approx(20.0)
+    assert told.reading("ttft_ms_mean") is None
+    assert "the times beside it" in told.answer["readings"]["ttft_ms_mean"]["unknown"]
+
+
 def test_older_and_newer_name_at_odds_are_shown_at_every_rank(tmp_path: Path) -> None:
     """Two ranks whose old and new gauges differ: the newer is read, and one note tells of both."""
     old = "".join(

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from trimtab.core.evidence import Evidence, Reading, Unknown
 from trimtab.core.served import Counter, Gauge, RankSample, ServerWindow
 from trimtab.diagnosis.served_names import ServedName, of_rank
-from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Origin, Pool, serving_ranks
+from trimtab.diagnosis.served_readings_pool import Origin, Pool
+from trimtab.diagnosis.served_window_tells import FRONT_ENDS, serving_ranks
 
 KV_FULL_SHARE = 0.95
 """A rank's KV counts as full from this used share on."""

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from trimtab.core.evidence import Readings
 from trimtab.core.served import Counter, Distribution, Gauge, Note
 from trimtab.diagnosis.served_names import ServedName
-from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Pool, pool_of
+from trimtab.diagnosis.served_readings_pool import Pool, pool_of
 from trimtab.diagnosis.served_readings_times import leaves_out_waiting, mean_s, population_text
+from trimtab.diagnosis.served_window_tells import FRONT_ENDS
 
 RATE_FACTOR_MAX = 2.0
 """A throughput gauge and the counters' rate may differ by this factor before they contradict each other."""

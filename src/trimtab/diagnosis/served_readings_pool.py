@@ -1,8 +1,8 @@
 """The windows of several sources as one: sums over ranks and sources, each with where it came from.
 
 Law: what an engine tells counts before what a front end tells of the same requests, so that no request is counted
-twice; a front end fills in what no engine tells. A sum of which a part has vanished, or which a part does not tell, is
-unknown, while what the others measured of their own requests stays known and says whom it leaves out.
+twice; a front end fills in what engines do not tell. A sum of which a part has vanished, or which a part does not tell,
+is unknown, while what the others measured of their own requests stays known and says whom it leaves out.
 """
 
 import math
@@ -11,35 +11,22 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trimtab.core.evidence import Evidence, Reading, Unknown, Window
-from trimtab.core.served import (
-    Buckets,
-    Counter,
-    Distribution,
-    EngineKind,
-    Gauge,
-    RankSample,
-    ServerWindow,
-)
+from trimtab.core.served import Buckets, Counter, Distribution, Gauge, ServerWindow
 from trimtab.core.stats import Interval
 from trimtab.diagnosis.served_quantiles import edges_differ, merged_buckets
 from trimtab.diagnosis.served_readings_absent import reason_for
-
-FRONT_ENDS = frozenset({EngineKind.DYNAMO_FRONTEND})
-"""Sources that see the same requests as the engines behind them."""
-
-Key = Gauge | Counter | Distribution
-_LOAD = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE})
-_PHASES = frozenset(
-    {
-        Distribution.TTFT,
-        Distribution.TPOT,
-        Distribution.E2E,
-        Distribution.QUEUE_TIME,
-        Distribution.PREFILL_TIME,
-        Distribution.DECODE_TIME,
-    }
+from trimtab.diagnosis.served_window_tells import (
+    FRONT_ENDS,
+    PHASES,
+    Key,
+    asked,
+    has_requests,
+    needs_none,
+    ranks_telling,
+    silent_ranks,
+    tells,
+    untimed_ranks,
 )
-"""Times of requests that are set against each other, and so must be of the same requests."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -120,8 +107,12 @@ class Pool(msgspec.Struct, frozen=True):
     id_prefix: str
 
     def origin(self, *keys: Key) -> Origin | None:
-        """Return the windows that tell all of `keys`, engines before front ends."""
-        telling = [window for window in self.windows if all(_tells(window, key) for key in keys)]
+        """Return the windows that tell all of `keys`, engines before front ends; see `asked`."""
+        telling = [
+            window
+            for window in self.windows
+            if all(tells(window, key) and window in asked(self.windows, key) for key in keys)
+        ]
         engines = [window for window in telling if window.engine not in FRONT_ENDS]
         chosen = tuple(engines or telling)
         metrics = dict.fromkeys(
@@ -162,7 +153,7 @@ class Pool(msgspec.Struct, frozen=True):
             math.fsum(
                 rank.counters[counter]
                 for window in origin.windows
-                for rank in _ranks_telling(window, keys)
+                for rank in ranks_telling(window, keys)
                 if counter in rank.counters
             ),
             origin,
@@ -199,8 +190,8 @@ class Pool(msgspec.Struct, frozen=True):
         silent = [
             f"{rank} of {window.source}" if several else rank
             for window in self.windows
-            if window.engine not in FRONT_ENDS and not _needs_none(window, key)
-            for rank in _silent(window, key)
+            if window.engine not in FRONT_ENDS and not needs_none(window, key)
+            for rank in silent_ranks(window, key)
         ]
         if not silent:
             return ""
@@ -227,20 +218,22 @@ class Pool(msgspec.Struct, frozen=True):
     def _untimed(self, key: Distribution, origin: Origin) -> Sequence[str]:
         """Return the ranks and sources that time their requests and not this, beside those that do, in words."""
         front = origin.windows[0].engine in FRONT_ENDS
-        ranks = [rank for window in origin.windows for rank in _untimed_ranks(window, key)]
+        ranks = [rank for window in origin.windows for rank in untimed_ranks(window, key)]
         sources = [
             window.source
             for window in self.windows
-            if key in _PHASES
+            if key in PHASES
             and window not in origin.windows
             and (window.engine in FRONT_ENDS) is front
-            and any(_PHASES & rank.distributions.keys() for rank in window.ranks)
+            and has_requests(window)
         ]
         return [*ranks, *sources]
 
     def absent(self, *keys: Key) -> str:
         """Return why none of `keys` is told, and what would tell it."""
         for key in keys:
+            if any(tells(window, key) for window in self.windows) and self.origin(key) is None:
+                return f"{key.value} is told on one side of the front end and the times beside it on the other"
             origin = self.origin(key) if isinstance(key, Distribution) else None
             if isinstance(key, Distribution) and origin is not None:
                 untimed = self._untimed(key, origin)
@@ -319,56 +312,6 @@ def _in(origin: Origin) -> str:
 def _names(part: Told, whole: Told) -> tuple[str, ...]:
     names = dict.fromkeys((*part.origin.metrics, *whole.origin.metrics))
     return tuple(names) or ("part", "whole")
-
-
-def serving_ranks(window: ServerWindow) -> tuple[RankSample, ...]:
-    """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
-    loaded = tuple(rank for rank in window.ranks if rank.gauges.keys() & _LOAD)
-    return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
-
-
-def _ranks_telling(window: ServerWindow, keys: Sequence[Counter]) -> Sequence[RankSample]:
-    """Return the ranks that tell all of some counters; all ranks where they stand at different ones."""
-    joint = [rank for rank in window.ranks if all(key in rank.counters for key in keys)]
-    return joint or window.ranks
-
-
-def _untimed_ranks(window: ServerWindow, key: Distribution) -> Sequence[str]:
-    """Return the ranks without a histogram that others of the window have, though they have some, in words."""
-    told = {rank.rank for rank in window.ranks if key in rank.distributions}
-    if not told or "" in told:
-        return ()
-    return [
-        f"rank {rank.rank}"
-        for rank in window.ranks
-        if rank.rank and rank.distributions and rank.rank not in told
-    ]
-
-
-def _silent(window: ServerWindow, key: Gauge | Counter) -> Sequence[str]:
-    """Return the serving ranks without a value, in words; what a page says of the whole server is of them all."""
-    told = {rank.rank for rank in window.ranks if key in rank.gauges or key in rank.counters}
-    ranks = serving_ranks(window)
-    if not ranks or "" in told:
-        return ()
-    if not told:
-        return ("the server",)
-    return [f"rank {rank.rank}" for rank in ranks if rank.rank not in told]
-
-
-def _needs_none(window: ServerWindow, key: Gauge | Counter) -> bool:
-    """Say whether an engine has nothing of the kind to tell: llama.cpp's slots hold their KV from the start."""
-    return key is Gauge.KV_USED_SHARE and window.engine is EngineKind.LLAMACPP
-
-
-def _tells(window: ServerWindow, key: Key) -> bool:
-    match key:
-        case Gauge():
-            return any(key in rank.gauges for rank in window.ranks)
-        case Counter():
-            return any(key in rank.counters for rank in window.ranks)
-        case Distribution():
-            return any(key in rank.distributions for rank in window.ranks)
 
 
 def pool_of(windows: Sequence[ServerWindow], id_prefix: str) -> Pool:
