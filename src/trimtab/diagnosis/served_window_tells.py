@@ -34,7 +34,8 @@ PHASES: frozenset[Key] = frozenset(
 """Times of requests that are set against each other, and so must be of the same requests."""
 
 
-IN_FLIGHT: frozenset[Key] = frozenset({Gauge.RUNNING, Gauge.WAITING})
+_RUNNING_AND_WAITING = (Gauge.RUNNING, Gauge.WAITING)
+IN_FLIGHT: frozenset[Key] = frozenset(_RUNNING_AND_WAITING)
 
 
 def serving_ranks(window: ServerWindow) -> tuple[RankSample, ...]:
@@ -91,7 +92,7 @@ def tells(window: ServerWindow, key: Key) -> bool:
 def has_requests(window: ServerWindow) -> bool:
     """Say whether a source may have served requests, though it times none: not where it tells that it was idle."""
     ranks = serving_ranks(window)
-    quiet = all(rank.gauges.get(key, 1.0) == 0.0 for rank in ranks for key in IN_FLIGHT)
+    quiet = all(rank.gauges.get(key, 1.0) == 0.0 for rank in ranks for key in _RUNNING_AND_WAITING)
     grew = any(value > 0 for rank in window.ranks for value in rank.counters.values())
     return bool(ranks) and not (quiet and not grew)
 
