@@ -16,8 +16,8 @@ LIVE = Path(__file__).with_name("transcripts") / "live"
 CASES = sorted(path.parent for path in LIVE.glob("*/*/case.json"))
 WHOLE = (0, 1, 2)
 WINDOWS = (WHOLE, (0, 2), (0, 1), (1, 2))
-LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("slots",), ("cost",), ("cost", "slots"))
-"""Facts that a person may not know; what the prompts allow is no measurement of the server and stays."""
+LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("slots",), ("cost",), ("cost", "slots"), ("cache",))
+"""Facts that a person may not know. Without what prompts allow, nothing tells an evicted prompt from a new one."""
 
 BIN_EDGES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.96)
 BIN_MIN = 8
