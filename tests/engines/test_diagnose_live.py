@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from cli_kit import ROOT, environment, processes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 WINDOW_S = 9
 CALIBRATE_S = 4
-RUN_TIMEOUT_S = 280
+RUN_TIMEOUT_S = 380
 FOUR = {"long prompts", "short decodes", "evicted context", "more arrivals"}
 
 
