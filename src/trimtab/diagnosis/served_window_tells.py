@@ -29,9 +29,11 @@ PHASES: frozenset[Key] = frozenset(
         Distribution.QUEUE_TIME,
         Distribution.PREFILL_TIME,
         Distribution.DECODE_TIME,
+        Distribution.PROMPT_LENGTH,
+        Distribution.OUTPUT_LENGTH,
     }
 )
-"""Times of requests that are set against each other, and so must be of the same requests."""
+"""Times and lengths of requests that are set against each other, and so must be of the same requests."""
 
 
 _RUNNING_AND_WAITING = (Gauge.RUNNING, Gauge.WAITING)
