@@ -2,8 +2,8 @@
 
 A layout says how one copy of a model is spread and how many copies there are. Attention is dealt out by tensor
 parallelism over `tp` ranks, copied over `attention_dp` groups that take different requests, and cut by depth into `pp`
-stages. A mixture's routed experts live on the same `tp` x `attention_dp` ranks of a stage, dealt out as `moe_ep` groups of
-whole experts, each expert cut over `moe_tp` ranks.
+stages. A mixture's routed experts live on the same `tp` x `attention_dp` ranks of a stage, dealt out as `moe_ep` groups
+of whole experts, each expert cut over `moe_tp` ranks.
 """
 
 from enum import StrEnum
@@ -62,7 +62,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices there are: `devices` on each of `nodes`, joined by `link` inside a node and `node_link` between nodes."""
+    """The devices there are: `devices` on each of `nodes`, joined by `link` in a node and `node_link` between nodes."""
 
     devices: int
     nodes: int
@@ -76,7 +76,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What traffic asks of the whole fleet: mean tokens of a request, and either streams at once or requests per second.
+    """What traffic asks of the whole fleet: mean tokens of a request, and streams at once or requests per second.
 
     `prefix_share`: part (0 to 1) of input tokens that a cache holds. `context_tokens`: the longest context to be
     possible; None: input plus output. `draft_tokens` and `draft_acceptance`: speculation, 0 tokens without.
