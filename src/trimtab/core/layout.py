@@ -11,6 +11,19 @@ from enum import StrEnum
 import msgspec
 
 
+class PlanInputError(ValueError):
+    """An input that cannot be. `field`: which one, as the caller named it; `nearest`: valid values next to it.
+
+    Its message is one sentence that names both.
+    """
+
+    def __init__(self, field: str, problem: str, nearest: tuple[str, ...] = ()) -> None:
+        near = f"; nearest valid: {' or '.join(nearest)}" if nearest else ""
+        super().__init__(f"{field}: {problem}{near}")
+        self.field = field
+        self.nearest = nearest
+
+
 class Layout(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """How copies of a model are spread over devices. `moe_tp` and `moe_ep` are 1 for dense models.
 
