@@ -46,8 +46,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A layout with its replicas and everything that is known of it.
 
     `expected` is of all replicas together; None where it was not asked because the layout cannot serve. `canary`: a
-    rule asks to try it on a slice of traffic first. `capacity`: the most one replica carries within the targets, in streams
-    or requests per second as the demand counts them.
+    rule asks to try it on a slice of traffic first. `capacity`: the most one replica carries within the targets, in
+    streams or requests per second as the demand counts them.
     """
 
     layout: Layout

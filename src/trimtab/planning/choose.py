@@ -3,8 +3,8 @@
 For every layout of one replica that sizes and memory allow, the most load that a replica carries within the targets is
 searched; the load over that is the number of replicas. Of the layouts that meet the targets the order is: fewest
 devices; fewest rules against it; no pipeline; the smallest replica, as replicas share nothing and spend no
-communication; one that a rule asks to try; the lowest expected TPOT. Without a load, all devices are used and most output tokens per second win;
-within 5% of the most, the order above decides.
+communication; one that a rule asks to try; the lowest expected TPOT. Without a load, all devices are used and most
+output tokens per second win; within 5% of the most, the order above decides.
 
 Failure mode: times are assumed to grow with the load. Where an estimate has a dip the search may stop before it, and
 finds fewer streams than there are, never more.
@@ -18,7 +18,7 @@ import msgspec
 
 from trimtab.core.layout import Demand, Layout
 from trimtab.planning.candidates import Candidate, Standing, judge, verdict_on
-from trimtab.planning.layouts import placed_replicas
+from trimtab.planning.layouts import placed_replicas, tensor_spans_nodes
 from trimtab.planning.plan_ask import Ask, Goal
 from trimtab.planning.plan_ports import Estimator
 from trimtab.planning.rules import Fits, Force, size_remarks
@@ -37,11 +37,13 @@ _LOWEST_RATE: Final = 1e-3
 def where_it_fits(layouts: Sequence[Layout], ask: Ask, estimator: Estimator) -> Fits:
     """Return the fewest devices that hold the model without stages, with one stream of the longest context."""
     one = msgspec.structs.replace(ask.demand, concurrency=1.0, rate_per_s=None)
-    for layout in layouts:
-        if layout.pp == 1 and estimator.fit(layout, one).fits:
-            count = layout.devices_per_replica
-            return Fits(devices=count, in_node=count <= ask.cluster.devices)
-    return Fits(devices=None, in_node=False)
+    holds = [layout for layout in layouts if estimator.fit(layout, one).fits]
+    whole = [layout.devices_per_replica for layout in holds if layout.pp == 1]
+    return Fits(
+        devices=min(whole, default=None),
+        in_node=bool(whole) and min(whole) <= ask.cluster.devices,
+        uncut=any(not tensor_spans_nodes(layout, ask.cluster) for layout in holds),
+    )
 
 
 def capacity_of(layout: Layout, ask: Ask, estimator: Estimator, *, start: float) -> float:

@@ -97,8 +97,8 @@ def spans_nodes(layout: Layout, cluster: Cluster) -> bool:
 
 
 def tensor_spans_nodes(layout: Layout, cluster: Cluster) -> bool:
-    """Say whether a tensor-parallel group itself crosses nodes, and not only stages or attention groups do."""
-    return layout.tp > cluster.devices
+    """Say whether matrices are cut across nodes, of experts too, and not only stages or whole experts dealt out."""
+    return max(layout.tp, layout.moe_tp) > cluster.devices
 
 
 def _check(model: ModelShape, cluster: Cluster) -> None:

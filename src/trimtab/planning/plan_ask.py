@@ -1,6 +1,5 @@
 """What a plan is asked: a model on a cluster under a demand, and what is known of experts, exchange and price."""
 
-import difflib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
@@ -8,6 +7,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.layout import Cluster, Demand, PlanInputError, Targets
+from trimtab.core.nearest import nearest_names
 from trimtab.core.served import Accelerator, ModelShape
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.layouts import Sizes
@@ -76,10 +76,8 @@ def find_exchange(name: str) -> ExpertExchange:
     plain = _COLLECTIVE_WORDS.get(plain, plain)
     found = _COLLECTIVES.get(plain)
     if found is None:
-        near = difflib.get_close_matches(plain, _COLLECTIVES, n=2, cutoff=0.5)
-        raise PlanInputError(
-            "collective", f"no backend {name!r} is known", tuple(near) or tuple(_COLLECTIVES)
-        )
+        near = nearest_names(name, _COLLECTIVES) or tuple(_COLLECTIVES)
+        raise PlanInputError("collective", f"no backend {name!r} is known", near)
     return found
 
 

@@ -72,11 +72,12 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 class Fits(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model fits without pipelining. `devices`: the fewest of one replica; None: nowhere.
 
-    `in_node`: some layout without stages fits within a node.
+    `in_node`: some layout without stages fits within a node; `uncut`: one fits that cuts no matrix across nodes.
     """
 
     devices: int | None
     in_node: bool
+    uncut: bool = True
 
 
 def size_remarks(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
@@ -143,8 +144,11 @@ def _tensor(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
     if tensor_spans_nodes(layout, ask.cluster) and not _nodes_joined_fast(ask):
         yield Remark(
             rule=Rule.TENSOR_ACROSS_NODES,
-            force=Force.FORBIDS if fits.in_node else Force.AGAINST,
-            text=f"TP{layout.tp} crosses nodes of {ask.cluster.devices}, and every layer waits for their link",
+            force=Force.FORBIDS if fits.uncut else Force.AGAINST,
+            text=(
+                f"matrices cut over {max(layout.tp, layout.moe_tp)} ranks cross nodes of {ask.cluster.devices}, "
+                "and every layer waits for their link"
+            ),
         )
     if not needed and link.peer_access is not False:
         yield Remark(

@@ -145,7 +145,7 @@ def _chance(span: Span, limit_ms: float) -> float | None:
 
 
 def uncertain(ranked: Sequence[Candidate], ask: Ask) -> tuple[str, ...]:
-    """Say what is not known of the best layout: intervals across a target, facts that rules lack, notes of estimates."""
+    """Say what is not known of the best layout: intervals across a target, facts that rules lack, notes."""
     if not ranked:
         return ()
     first = ranked[0]

@@ -1,8 +1,8 @@
 """What each accelerator adds: to one replica as it grows, and to the fleet as replicas are added.
 
 A larger replica is compared under one load: efficiency is tokens per second and device against the smallest replica
-that fits, under the same streams. Where the expected time per token rises with more devices, the gain has reversed there.
-A larger fleet is compared by the load that it carries within the targets.
+that fits, under the same streams. Where the expected time per token rises with more devices, the gain has reversed
+there. A larger fleet is compared by the load that it carries within the targets.
 """
 
 import math
