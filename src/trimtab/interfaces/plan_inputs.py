@@ -93,8 +93,10 @@ def hardware_of(text: str) -> tuple[Accelerator, int, int]:
     try:
         return find_hardware(name), devices, nodes
     except SourceError as error:
-        names = [LOCAL_CPU, *(each.name for each in ACCELERATORS)]
-        near = nearest_names(name, names) or tuple(names)
+        whole = [LOCAL_CPU, *(each.name for each in ACCELERATORS)]
+        # "H100" is enough for a name, and nearer to what is mistyped than "H100 SXM".
+        short = [each for each in dict.fromkeys(name.split()[0] for name in whole) if each != "RTX"]
+        near = nearest_names(name, short) or nearest_names(name, whole) or tuple(whole)
         raise PlanInputError("hardware", f"no accelerator {name!r} is known", near) from error
 
 

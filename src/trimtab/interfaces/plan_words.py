@@ -27,6 +27,8 @@ SOURCES = {
     EstimateSource.ROOFLINE: "roofline",
 }
 
+SERVING = (Standing.CHOSEN, Standing.NEXT, Standing.MEETS, Standing.MISSES)
+
 LAYOUT_HEADS = (
     "layout", "devices", "", "TTFT ms", "TPOT ms", "tokens/s", "per device", "from", "because",
 )  # fmt: skip
@@ -41,7 +43,7 @@ SPREAD_HEADS = ("devices", "layout", "carries", "each adds", "efficiency")
 def headline(answer: PlanAnswer) -> str:
     """Return the answer in one line."""
     if answer.chosen is None:
-        return f"No layout meets the targets: {answer.because}"
+        return answer.because[:1].upper() + answer.because[1:]
     canary = ", on a canary first" if answer.chosen.canary else ""
     name = answer.hardware.accelerator
     return f"{answer.chosen.label} on {_devices(answer.chosen.devices, name)}{canary}: {answer.because}"
@@ -85,10 +87,8 @@ def _ms(value: float) -> str:
 
 def layout_rows(answer: PlanAnswer) -> list[tuple[str, ...]]:
     """Return the chosen layout, the next ones and those that come near, one row each."""
-    shown = [
-        each for each in answer.layouts if each.expected is not None or each is answer.layouts[0]
-    ]
-    rows = shown[:LAYOUTS_SHOWN]
+    serving = [each for each in answer.layouts if each.standing in SERVING]
+    rows = serving[:LAYOUTS_SHOWN] or answer.layouts[:LAYOUTS_SHOWN]
     return [
         (
             each.label,
@@ -182,7 +182,11 @@ def growth_rows(answer: PlanAnswer) -> list[tuple[str, ...]]:
             share(each.communication_share),
             " ".join(
                 word
-                for word, holds in (("slower than smaller", each.reverses), ("meets", each.meets))
+                for word, holds in (
+                    ("KV too small", not each.carries),
+                    ("slower than smaller", each.reverses),
+                    ("meets", each.meets),
+                )
                 if holds
             ),
         )

@@ -33,12 +33,15 @@ class Standing(StrEnum):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether expected times meet targets: at the expected value, over the whole interval, at its best end.
 
-    `sure` None: an interval is unknown. `because`: each target with what is expected.
+    `carries`: the load is carried at all, whatever the times. `sure` None: an interval is unknown. `because`: each
+    target with what is expected. `excess`: the largest factor by which a target or the load is missed; below 1 none is.
     """
 
+    carries: bool
     meets: bool
     sure: bool | None
     possible: bool
+    excess: float
     because: str
 
 
@@ -122,26 +125,29 @@ def of_all_replicas(single: Expected, layout: Layout) -> Expected:
 
 def verdict_on(expected: Expected, demand: Demand, targets: Targets) -> Verdict:
     """Compare what is expected of one replica with the targets and with the load it is to carry."""
-    sustained, parts = _sustained(expected, demand)
-    told: list[str] = []
-    ends: list[tuple[bool, bool | None, bool]] = []
-    for name, span, target in (
-        ("TTFT", expected.ttft_ms, targets.ttft_ms),
-        ("TPOT", expected.tpot_ms, targets.tpot_ms),
-    ):
-        if target is None:
-            continue
-        told.append(f"{name} {said(span)} for {target:g} ms")
-        sure = None if span.high is None else span.high <= target
-        low = span.value if span.low is None else span.low
-        ends.append((span.value <= target, sure, low <= target))
-    sures = [sure for _, sure, _ in ends]
-    surely = False if False in sures else None if None in sures else True
+    load, problem = _load_excess(expected, demand)
+    pairs = [
+        (name, span, target)
+        for name, span, target in (
+            ("TTFT", expected.ttft_ms, targets.ttft_ms),
+            ("TPOT", expected.tpot_ms, targets.tpot_ms),
+        )
+        if target is not None
+    ]
+    told = [f"{name} {said(span)} for {target:g} ms" for name, span, target in pairs]
+    carries = not problem
+    highs = [(span.high, target) for _, span, target in pairs]
+    surely = None if any(high is None for high, _ in highs) else True
+    if any(high is not None and high > target for high, target in highs):
+        surely = False
+    lows = [(span.value if span.low is None else span.low, target) for _, span, target in pairs]
     return Verdict(
-        meets=sustained and all(meets for meets, _, _ in ends),
-        sure=sustained and surely if surely is not None else None,
-        possible=sustained and all(possible for _, _, possible in ends),
-        because="; ".join([*told, *parts]) or "no target to meet, and it carries the load",
+        carries=carries,
+        meets=carries and all(span.value <= target for _, span, target in pairs),
+        sure=carries and surely if surely is not None else None,
+        possible=carries and all(low <= target for low, target in lows),
+        excess=max([load, *(span.value / target for _, span, target in pairs)]),
+        because="; ".join([*told, *problem]) or "no target to meet, and it carries the load",
     )
 
 
@@ -157,16 +163,16 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _sustained(expected: Expected, demand: Demand) -> tuple[bool, list[str]]:
-    """Say whether the load is carried at all, and in words why not."""
+def _load_excess(expected: Expected, demand: Demand) -> tuple[float, list[str]]:
+    """Return the load over what a replica carries, and in words why it does not carry it; no words where it does."""
     streams = demand.concurrency
     if streams is not None and expected.batch < RUNNING_MIN_SHARE * streams:
-        return False, [
-            f"the KV cache lets {expected.batch:.0f} of {streams:.0f} streams of a replica run at once"
+        ran = f"{expected.batch:.0f} of {streams:.0f} streams"
+        return streams / max(1e-9, expected.batch), [
+            f"the KV cache lets {ran} of a replica run at once"
         ]
     used = expected.utilisation
     if demand.rate_per_s is not None and used is not None and used > UTILISATION_MAX:
-        return False, [
-            f"a replica would be {used:.0%} busy at {demand.rate_per_s:.3g} requests per second"
-        ]
-    return True, []
+        asked = f"{demand.rate_per_s:.3g} requests per second"
+        return used / UTILISATION_MAX, [f"a replica would be {used:.0%} busy at {asked}"]
+    return 0.0, []

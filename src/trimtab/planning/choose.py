@@ -170,5 +170,4 @@ _RANKS: Final = (Standing.MISSES, Standing.FORBIDDEN, Standing.DOES_NOT_FIT)
 def _distance(each: Candidate) -> tuple[float, ...]:
     """Order those that do not meet the targets: those that come nearest first."""
     rank = _RANKS.index(each.standing) if each.standing in _RANKS else len(_RANKS)
-    tpot = each.expected.tpot_ms.value if each.expected else math.inf
-    return (rank, tpot, *_order(each))
+    return (rank, each.verdict.excess if each.verdict else math.inf, *_order(each))

@@ -4,7 +4,7 @@ Laws, checked before anything starts:
     tensor parallel     divides the heads; KV heads divide over the ranks or are copied evenly to them
     expert parallel     needs experts, and divides them
     attention data parallel   is for mixtures of experts: copies of a dense model that share nothing are replicas
-    pipeline            divides the layers
+    pipeline            has a layer for each stage; where the layers do not divide, some stages have one more
     a group of devices  lies within a node, or takes whole nodes
 
 Experts are dealt out whole over all ranks of a stage, or each is cut over all of them: engines do one or the other.
@@ -59,7 +59,7 @@ def possible_layouts(model: ModelShape, cluster: Cluster, fixed: Sizes | None = 
     heads, layers = model.heads or 1, model.layers or 1
     _check_fixed(model, cluster, fixed)
     tensor = layout_sizes(heads, model.kv_heads, cluster.total).allowed
-    stages = [n for n in range(1, min(layers, cluster.total) + 1) if layers % n == 0]
+    stages = _stage_counts(layers, cluster, fixed)
     found = {
         layout
         for tp in tensor
@@ -128,12 +128,10 @@ def _check_fixed(model: ModelShape, cluster: Cluster, fixed: Sizes) -> None:
             raise PlanInputError("ep", because, _near_divisors(model.experts or 1, fixed.moe_ep))
     if fixed.attention_dp is not None and fixed.attention_dp > 1 and not model.experts:
         raise PlanInputError("dp", _DENSE_DP, ("1",))
-    if fixed.pp is not None and (model.layers or 1) % fixed.pp:
+    if fixed.pp is not None and fixed.pp > (model.layers or 1):
         raise PlanInputError(
-            "pp",
-            f"{model.layers} layers do not divide over {fixed.pp} stages",
-            _near_divisors(model.layers or 1, fixed.pp),
-        )
+            "pp", f"{model.layers} layers leave none for some of {fixed.pp} stages", (str(model.layers),)
+        )  # fmt: skip
     needed = _smallest(fixed) * (fixed.replicas or 1)
     if needed > cluster.total:
         raise PlanInputError(
@@ -172,6 +170,16 @@ def _data_sizes(model: ModelShape, cluster: Cluster, tp: int) -> Iterator[int]:
             yield dp
 
 
+def _stage_counts(layers: int, cluster: Cluster, fixed: Sizes) -> list[int]:
+    """Numbers of stages: those that divide the layers, powers of two, and the one asked for."""
+    most = min(layers, cluster.total)
+    return [
+        count
+        for count in range(1, most + 1)
+        if layers % count == 0 or count & (count - 1) == 0 or count == fixed.pp
+    ]
+
+
 def _with_experts(model: ModelShape, tp: int, dp: int, pp: int) -> Iterator[Layout]:
     ranks = tp * dp
     if not model.experts:
@@ -204,14 +212,12 @@ def _impossible(model: ModelShape, cluster: Cluster) -> Iterator[Impossible]:
             nearest=_near_layouts(sizes.nearest(refused.size), refused.size),
         )
     yield from _impossible_experts(model, cluster)
-    for pp in _powers(cluster.total):
-        if pp > 1 and (model.layers or 1) % pp:
-            near = _near_divisors(model.layers or 1, pp)
-            yield Impossible(
-                what=f"PP{pp}",
-                because=f"{model.layers} layers do not divide over {pp} stages",
-                nearest=tuple(f"PP{size}" for size in near),
-            )
+    if cluster.total > (model.layers or 1):
+        yield Impossible(
+            what=f"PP{cluster.total}",
+            because=f"{model.layers} layers leave none for some of {cluster.total} stages",
+            nearest=(f"PP{model.layers}",),
+        )
 
 
 def _near_layouts(near: tuple[int, ...], size: int) -> tuple[str, ...]:

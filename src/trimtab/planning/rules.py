@@ -37,6 +37,7 @@ class Rule(StrEnum):
     TENSOR_FOR_LATENCY = "tensor_for_latency"
     LINK_UNKNOWN = "link_unknown"
     PIPELINE_NOT_NEEDED = "pipeline_not_needed"
+    PIPELINE_UNEVEN = "pipeline_uneven"
     PIPELINE_BUBBLE = "pipeline_bubble"
     EXPERTS_NOTHING_SAVED = "experts_nothing_saved"
     EXPERTS_TOO_FEW_TOKENS = "experts_too_few_tokens"
@@ -164,6 +165,15 @@ def _nodes_joined_fast(ask: Ask) -> bool:
 
 
 def _pipeline(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
+    layers = ask.model.layers or layout.pp
+    if layers % layout.pp:
+        most = -(-layers // layout.pp)
+        yield Remark(
+            rule=Rule.PIPELINE_UNEVEN,
+            force=Force.NOTES,
+            text=f"{layers} layers do not divide over {layout.pp} stages: a step waits for those with {most}",
+            numbers={"layers_max": float(most)},
+        )
     slow = ask.cluster.link.peer_access is False
     if fits.in_node and not (slow and fits.devices != 1):
         where = "one device" if fits.devices == 1 else "a node"

@@ -1,7 +1,7 @@
 """What each accelerator adds: to one replica as it grows, and to the fleet as replicas are added.
 
 A larger replica is compared under one load: efficiency is tokens per second and device against the smallest replica
-that fits, under the same streams. Where the expected time per token rises with more devices, the gain has reversed
+that carries it, under the same streams. Where the expected time per token rises with more devices the gain has reversed
 there. A larger fleet is compared by the load that it carries within the targets.
 """
 
@@ -20,8 +20,9 @@ from trimtab.planning.rules import Fits
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a size under the load of one replica of the plan.
 
-    `adds_tokens_per_s`: output tokens per second that each device added since the row before brings; None in the first
-    row. `efficiency`: tokens per second and device over those of the first row. `reverses`: slower than the row before.
+    `carries`: its KV lets all those streams run. `adds_tokens_per_s`: output tokens per second that each device added
+    since the row before brings, `efficiency`: tokens per second and device over those of the first row that carries the
+    load; both None before there is such a row. `reverses`: slower than the row before.
     """
 
     devices: int
@@ -30,8 +31,9 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Span
     output_tokens_per_s: float
     output_tokens_per_s_device: float
+    carries: bool
     adds_tokens_per_s: float | None
-    efficiency: float
+    efficiency: float | None
     communication_share: float | None
     meets: bool
     reverses: bool
@@ -77,31 +79,42 @@ def _tpot(found: Candidate) -> float:
 
 
 def _growth_rows(found: Sequence[Candidate]) -> Iterator[Growth]:
-    first: float | None = None
+    first: Growth | None = None
     before: Growth | None = None
     for each in found:
-        expected = each.expected
-        if expected is None:
+        expected, verdict = each.expected, each.verdict
+        if expected is None or verdict is None:
             continue
         tokens, devices = expected.output_tokens_per_s, each.layout.devices
-        first = first or tokens / devices
-        added = None
-        if before is not None:
-            added = (tokens - before.output_tokens_per_s) / (devices - before.devices)
-        before = Growth(
+        row = Growth(
             devices=devices,
             layout=each.layout,
             ttft_ms=expected.ttft_ms,
             tpot_ms=expected.tpot_ms,
             output_tokens_per_s=tokens,
             output_tokens_per_s_device=tokens / devices,
-            adds_tokens_per_s=added,
-            efficiency=tokens / devices / first if first else 0.0,
+            carries=verdict.carries,
+            adds_tokens_per_s=None
+            if first is None or before is None
+            else _added(before, tokens, devices),
+            efficiency=_efficiency(first, tokens / devices, carries=verdict.carries),
             communication_share=expected.communication_share,
-            meets=bool(each.verdict and each.verdict.meets),
+            meets=verdict.meets,
             reverses=before is not None and expected.tpot_ms.value > before.tpot_ms.value,
         )
-        yield before
+        first = first or (row if row.carries else None)
+        before = row
+        yield row
+
+
+def _added(before: Growth, tokens: float, devices: int) -> float:
+    return (tokens - before.output_tokens_per_s) / (devices - before.devices)
+
+
+def _efficiency(first: Growth | None, each: float, *, carries: bool) -> float | None:
+    if first is None:
+        return 1.0 if carries else None
+    return each / first.output_tokens_per_s_device
 
 
 def spread(candidates: Sequence[Candidate], total: int, chosen: int | None) -> tuple[Spread, ...]:

@@ -39,7 +39,7 @@ def test_refused_size_names_the_possible_ones_next_to_it() -> None:
     ("model", "sizes", "field", "nearest"),
     [
         (dense(heads=7, kv_heads=7), Sizes(tp=2), "tp", ("1",)),
-        (dense(layers=30), Sizes(pp=4), "pp", ("3", "5")),
+        (dense(layers=4), Sizes(pp=8), "pp", ("4",)),
         (mixture(experts=60), Sizes(moe_ep=8), "ep", ("6", "10")),
         (dense(), Sizes(moe_ep=2), "ep", ("1",)),
         (dense(), Sizes(attention_dp=2), "dp", ("1",)),

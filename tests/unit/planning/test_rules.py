@@ -120,3 +120,11 @@ def test_ranks_beyond_kv_heads_hold_copies() -> None:
     assert found[Rule.KV_COPIED].numbers == {"kv_copies": 2.0}
     assert "as large as at TP8" in found[Rule.KV_COPIED].text
     assert Rule.KV_COPIED not in said(Layout(tp=8), asked(dense(), cluster(16)))
+
+
+def test_layers_that_do_not_divide_leave_a_longer_stage() -> None:
+    """61 layers over two stages are 31 and 30, and a step waits for the 31."""
+    ask = asked(dense(layers=61), cluster(8, 2))
+    found = said(Layout(tp=8, pp=2), ask, fits=None, in_node=False)
+    assert found[Rule.PIPELINE_UNEVEN].numbers == {"layers_max": 31.0}
+    assert Rule.PIPELINE_UNEVEN not in said(Layout(tp=8, pp=2), asked(dense(), cluster(8, 2)))
