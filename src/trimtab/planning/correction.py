@@ -2,9 +2,10 @@
 
 The logarithm of measured over expected is a Gaussian process over what was run: a level common to all runs of the
 group, and deviations that runs share the more, the nearer they are in layout, clients, prompt and answer tokens,
-precision, and engine version. What few measurements say is thereby shrunk towards the prior, counts fully only near
-where it was measured, and leaves a stated standard deviation everywhere. A measurement far outside what
-the prior holds possible counts less (Student-t weights), and a factor beyond the bounds is clamped and reported.
+precision, engine version, and in the expected time itself (what an estimate leaves out weighs more on short times).
+What few measurements say is thereby shrunk towards the prior, counts fully only near where it was measured, and leaves
+a stated standard deviation everywhere. A measurement far outside what the prior holds possible counts less (Student-t
+weights), and a factor beyond the bounds is clamped and reported.
 
 Regimes: without measurements the factor is the prior's own bias and the deviation the prior's; with many near the
 point asked for, the factor is their mean and the deviation the noise between repeated runs. Fails where a server
@@ -56,12 +57,14 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
     clients_sd: float
     input_sd: float
     output_sd: float
+    expected_sd: float
     precision_sd: float
     run_sd: float
     noise_sd: float
     layout_reach: float
     clients_reach: float
     tokens_reach: float
+    expected_reach: float
     bound: float
     tail: float = 4.0
 
@@ -79,18 +82,19 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: Phase
     prior: Prior
-    loads: tuple[Load, ...]
+    observations: tuple[Observation, ...]
     weights: tuple[float, ...]
     triangle: tuple[tuple[float, ...], ...]
 
-    def at(self, load: Load) -> Factor:
+    def at(self, load: Load, expected_ms: float) -> Factor:
         """Return the factor for a run; O(n) for its mean and O(n²) for its deviation in the n observations."""
-        shared = [covariance(self.prior, load, seen) for seen in self.loads]
+        asked = Observation(load=load, expected_ms=expected_ms, measured_ms=expected_ms)
+        shared = [covariance(self.prior, asked, seen) for seen in self.observations]
         mean = self.prior.bias + sum(
             weight * value for weight, value in zip(self.weights, shared, strict=True)
         )
         solved = _solve_lower(self.triangle, shared)
-        variance = covariance(self.prior, load, load) - sum(value * value for value in solved)
+        variance = covariance(self.prior, asked, asked) - sum(value * value for value in solved)
         bounded = min(max(mean, -self.prior.bound), self.prior.bound)
         return Factor(
             factor=math.exp(bounded),
@@ -105,8 +109,7 @@ def fit_correction(phase: Phase, prior: Prior, observations: Sequence[Observatio
     if any(seen.expected_ms <= 0.0 or seen.measured_ms <= 0.0 for seen in kept):
         raise ValueError("a correction needs times above zero")
     errors = [math.log(seen.measured_ms / seen.expected_ms) - prior.bias for seen in kept]
-    loads = tuple(seen.load for seen in kept)
-    shared = [[covariance(prior, one, other) for other in loads] for one in loads]
+    shared = [[covariance(prior, one, other) for other in kept] for one in kept]
     noise = [prior.noise_sd**2] * len(kept)
     triangle, weights = _solve(shared, noise, errors)
     for _ in range(_REWEIGHTINGS if len(kept) > 2 else 0):
@@ -115,21 +118,27 @@ def fit_correction(phase: Phase, prior: Prior, observations: Sequence[Observatio
     return Correction(
         phase=phase,
         prior=prior,
-        loads=loads,
+        observations=tuple(kept),
         weights=tuple(weights),
         triangle=tuple(tuple(line) for line in triangle),
     )
 
 
-def covariance(prior: Prior, one: Load, other: Load) -> float:
+def covariance(prior: Prior, first: Observation, second: Observation) -> float:
     """Return how the errors of two runs vary together, squared natural logarithms; noise is left out."""
+    one, other = first.load, second.load
+    layout = math.exp(-_layout_distance(one.layout, other.layout) / prior.layout_reach)
+    clients = _near(one.clients, other.clients, prior.clients_reach)
+    inputs = _near(one.input_tokens, other.input_tokens, prior.tokens_reach)
+    outputs = _near(one.output_tokens, other.output_tokens, prior.tokens_reach)
+    expected = _near(first.expected_ms, second.expected_ms, prior.expected_reach)
     return (
         prior.level_sd**2
-        + prior.layout_sd**2
-        * math.exp(-_layout_distance(one.layout, other.layout) / prior.layout_reach)
-        + prior.clients_sd**2 * _near(one.clients, other.clients, prior.clients_reach)
-        + prior.input_sd**2 * _near(one.input_tokens, other.input_tokens, prior.tokens_reach)
-        + prior.output_sd**2 * _near(one.output_tokens, other.output_tokens, prior.tokens_reach)
+        + prior.layout_sd**2 * layout
+        + prior.clients_sd**2 * clients
+        + prior.input_sd**2 * inputs
+        + prior.output_sd**2 * outputs
+        + prior.expected_sd**2 * expected
         + prior.precision_sd**2 * (one.precision == other.precision)
         + prior.run_sd**2 * (one.run == other.run)
     )

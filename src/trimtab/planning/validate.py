@@ -1,10 +1,10 @@
 """Validates estimates against measured layouts: errors by hardware, engine and model, before and after calibration.
 
 For k of 0, 2 and 4: in every group k rows, drawn by a seed, calibrate; they and rows that repeat the very same run
-(same load, times equal to half a percent, such as one run filed twice) are not scored. Nothing crosses from one group to
-another. Errors are |predicted - measured| / measured in percent: the median and the 90th percentile over scored rows.
-Cover is the fraction of scored measured times, TTFT and TPOT alike, inside their 90% intervals. Rows without any
-estimate are counted in `coverage` and nowhere else.
+(same load, times equal to half a percent, such as one run filed twice) are not scored. Nothing crosses from one
+group to another. Errors are |predicted - measured| / measured in percent: the median and the 90th percentile over
+scored rows. Cover is the fraction of scored measured times, TTFT and TPOT alike, inside their 90% intervals. Rows
+without any estimate are counted in `coverage` and nowhere else.
 """
 
 import math
@@ -16,10 +16,12 @@ from typing import Final
 import msgspec
 
 from trimtab.core.layout import Span
-from trimtab.planning.correction import Observation, Phase, Prior, fit_correction
-from trimtab.planning.intervals import Widths, span
+from trimtab.planning.calibrate import Run, calibrate
+from trimtab.planning.correction import Phase, Prior
+from trimtab.planning.intervals import Widths
 from trimtab.planning.measured import Group, MeasuredLayout
-from trimtab.planning.validate_choice import Decision, Run, decide_all
+from trimtab.planning.measured_errors import PRIORS, WIDTHS
+from trimtab.planning.validate_choice import Decision, decide_all
 
 CALIBRATING: Final = (0, 2, 4)
 PROPOSED: Final = 2
@@ -27,15 +29,15 @@ _SAME_RUN: Final = 0.005
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """One scored row: what was predicted of each phase, and what was measured, milliseconds."""
+    """One scored run, what was predicted of each phase, and whether a bound cut a correction."""
 
-    row: MeasuredLayout
+    run: Run
     predicted: Mapping[Phase, Span]
     pegged: bool
 
     def error(self, phase: Phase) -> float:
         """Return |predicted - measured| / measured of a phase, in percent."""
-        measured = measured_ms(self.row, phase)
+        measured = self.run.measured_ms(phase)
         return 100.0 * abs(self.predicted[phase].value - measured) / measured
 
     def covered(self, phase: Phase) -> bool:
@@ -43,7 +45,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
         inside = self.predicted[phase]
         assert inside.low is not None
         assert inside.high is not None
-        return inside.low <= measured_ms(self.row, phase) <= inside.high
+        return inside.low <= self.run.measured_ms(phase) <= inside.high
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +96,13 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def measured_ms(row: MeasuredLayout, phase: Phase) -> float:
-    """Return the measured time of a phase, milliseconds."""
-    return row.tpot_ms if phase is Phase.DECODE else row.ttft_ms
-
-
 def validate(
     rows: Sequence[MeasuredLayout],
     runs: Sequence[Run],
-    priors: Mapping[Phase, Prior],
-    widths: Widths,
     seed: int,
+    *,
+    priors: Mapping[Phase, Prior] = PRIORS,
+    widths: Widths = WIDTHS,
 ) -> Validation:
     """Validate estimates: `rows` is the whole table, `runs` those of them that have an estimate."""
     of_group: dict[Group, list[Run]] = defaultdict(list)
@@ -161,41 +159,21 @@ def _score_group(
     order = sorted(runs, key=lambda run: run.row.id)
     Random(f"{seed}/{order[0].row.group.label}").shuffle(order)
     calibrating, rest = order[:k], order[k:]
-    corrections = {
-        phase: fit_correction(phase, priors[phase], [observe(run, phase) for run in calibrating])
-        for phase in Phase
-    }
-    scored: list[Scored] = []
-    for run in rest:
-        if any(_same_run(run.row, seen.row) for seen in calibrating):
-            continue
-        group = run.row.group
-        factors = {phase: corrections[phase].at(run.row.load) for phase in Phase}
-        predicted = {
-            phase: span(
-                expected_ms(run, phase),
-                factors[phase],
-                widths.of(phase, group.system, group.engine),
-            )
-            for phase in Phase
-        }
-        pegged = any(factor.pegged for factor in factors.values())
-        scored.append(Scored(row=run.row, predicted=predicted, pegged=pegged))
-    return scored
-
-
-def expected_ms(run: Run, phase: Phase) -> float:
-    """Return what was expected of a phase, milliseconds."""
-    return run.tpot_ms if phase is Phase.DECODE else run.ttft_ms
-
-
-def observe(run: Run, phase: Phase) -> Observation:
-    """Return a run as an observation of one phase."""
-    return Observation(
-        load=run.row.load,
-        expected_ms=expected_ms(run, phase),
-        measured_ms=measured_ms(run.row, phase),
-    )
+    group = order[0].row.group
+    fitted = calibrate(group.system, group.engine, calibrating, priors=priors, widths=widths)
+    return [
+        Scored(
+            run=run,
+            predicted={
+                phase: fitted.span(phase, run.row.load, run.expected_ms(phase)) for phase in Phase
+            },
+            pegged=any(
+                fitted.pegged(phase, run.row.load, run.expected_ms(phase)) for phase in Phase
+            ),
+        )
+        for run in rest
+        if not any(_same_run(run.row, seen.row) for seen in calibrating)
+    ]
 
 
 def _same_run(one: MeasuredLayout, other: MeasuredLayout) -> bool:

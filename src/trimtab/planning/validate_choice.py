@@ -15,19 +15,12 @@ from typing import Final
 import msgspec
 
 from trimtab.core.layout import Layout
-from trimtab.planning.correction import Correction, Observation, Phase, Prior, fit_correction
-from trimtab.planning.measured import Group, Load, MeasuredLayout
+from trimtab.planning.calibrate import Calibration, Run, calibrate
+from trimtab.planning.correction import Phase, Prior
+from trimtab.planning.measured import Group, Load
 from trimtab.planning.propose import Candidate, Proposal, propose_measurements
 
 TPOT_LIMITS_MS: Final = (8.0, 12.0, 16.0, 24.0, 36.0, 60.0)
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured row with what was expected of it, milliseconds."""
-
-    row: MeasuredLayout
-    tpot_ms: float
-    ttft_ms: float
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,35 +119,20 @@ def _found(runs: Sequence[Run], proposal: Proposal) -> Run:
 def _candidates(
     runs: Sequence[Run], limit_ms: float, priors: Mapping[Phase, Prior], measured: Sequence[Run]
 ) -> list[Candidate]:
-    decode = fit_correction(
-        Phase.DECODE,
-        priors[Phase.DECODE],
-        [
-            Observation(load=run.row.load, expected_ms=run.tpot_ms, measured_ms=run.row.tpot_ms)
-            for run in measured
-        ],
-    )
-    first = fit_correction(
-        Phase.FIRST_TOKEN,
-        priors[Phase.FIRST_TOKEN],
-        [
-            Observation(load=run.row.load, expected_ms=run.ttft_ms, measured_ms=run.row.ttft_ms)
-            for run in measured
-        ],
-    )
-    return [_candidate(run, limit_ms, decode, first, run in measured) for run in runs]
+    group = runs[0].row.group
+    calibration = calibrate(group.system, group.engine, measured, priors=priors)
+    return [_candidate(run, limit_ms, calibration, run in measured) for run in runs]
 
 
-def _candidate(
-    run: Run, limit_ms: float, decode: Correction, first: Correction, known: bool
-) -> Candidate:
+def _candidate(run: Run, limit_ms: float, calibration: Calibration, known: bool) -> Candidate:
     load = run.row.load
     if known:
         tpot_ms, ttft_ms, log_sd = run.row.tpot_ms, run.row.ttft_ms, 0.0
     else:
-        factor = decode.at(load)
-        tpot_ms, log_sd = run.tpot_ms * factor.factor, factor.log_sd
-        ttft_ms = run.ttft_ms * first.at(load).factor
+        decode = calibration.corrections[Phase.DECODE].at(load, run.tpot_ms)
+        tpot_ms, log_sd = run.tpot_ms * decode.factor, decode.log_sd
+        first = calibration.corrections[Phase.FIRST_TOKEN].at(load, run.ttft_ms)
+        ttft_ms = run.ttft_ms * first.factor
     return Candidate(
         layout=load.layout,
         clients=load.clients,
