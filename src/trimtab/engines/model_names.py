@@ -174,6 +174,11 @@ _SAME: Final = {
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
     "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
+    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "mixtral-8x7b": "mixtral-8x7b-v0.1",
     "mixtral-8x22b": "mixtral-8x22b-v0.1",
     "minimax-m2": "minimax-m2.5",
@@ -185,7 +190,7 @@ _SAME: Final = {
 # Longest contexts of names whose configuration above leaves them out; the longest beginning that fits counts.
 _CONTEXTS: Final = {
     "llama-3-": 8192, "llama-3.": 131072, "qwen2.5-": 32768, "qwq-": 40960, "qwen3-": 40960,
-    "qwen3-coder-480b": 262144, "mistral-7b-": 32768, "mistral-nemo-": 131072, "mistral-small-": 32768,
+    "qwen3-coder-": 262144, "mistral-7b-": 32768, "mistral-nemo-": 131072, "mistral-small-": 32768,
     "mixtral-8x7b": 32768, "mixtral-8x22b": 65536, "gemma-2-": 8192, "gemma-3-": 131072, "gemma-3-1b": 32768,
     "deepseek-v": 163840, "deepseek-r1": 163840, "deepseek-r1-distill": 131072, "gpt-oss-": 131072,
     "phi-4": 16384, "smollm2-": 8192, "tinyllama-": 2048,

@@ -27,14 +27,28 @@ from trimtab.planning.activations import (
     library_bytes,
     unpacked_latent_bytes,
 )
-from trimtab.planning.model_parts import RankWeights, rank_weights, stage_layers
+from trimtab.planning.model_parts import RankWeights, stage_layers, stage_weights
 from trimtab.planning.precision import with_precision
 
-STORED_KV_BITS: Final = 16
+STORED_KV_BITS: Final = 16.0
 HEADROOM_STREAMS: Final = 1.0
 UTILISATION: Final = 0.9
 BATCH_TOKENS_MAX: Final = 8192
-STREAMS_MAX: Final = 256
+_LARGE_DEVICE_BYTES: Final = 70.0 * GIB
+
+
+class StepDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest step that an engine takes unless told otherwise: tokens, and streams at once."""
+
+    batch_tokens: int
+    streams: int
+
+
+def step_defaults(device_bytes: float) -> StepDefaults:
+    """Return what vLLM's server takes by default: more on devices from 70 GiB on."""
+    if device_bytes >= _LARGE_DEVICE_BYTES:
+        return StepDefaults(batch_tokens=BATCH_TOKENS_MAX, streams=1024)
+    return StepDefaults(batch_tokens=2048, streams=256)
 
 
 class KvNeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,17 +79,19 @@ def kv_need(
     layout: Layout,
     context_tokens: int,
     *,
-    kv_bits: int = STORED_KV_BITS,
+    layers: int | None = None,
+    kv_bits: float = STORED_KV_BITS,
     batch_tokens_max: int = BATCH_TOKENS_MAX,
 ) -> KvNeed | None:
-    """Return the KV on a rank of the fullest stage; None where the model's sizes are not known.
+    """Return the KV on a rank of a stage of `layers`, or of the longest; None where the model's sizes are not known.
 
     The model's own KV per token must be that of 16 bit.
     """
     if model.kv_bytes_per_token is None or not model.kv_heads or not model.layers:
         return None
     heads = kv_heads_per_rank(model.kv_heads, layout.tp)
-    stage = max(stage_layers(model.layers, min(layout.pp, model.layers))) / model.layers
+    longest = max(stage_layers(model.layers, min(layout.pp, model.layers)))
+    stage = (layers or longest) / model.layers
     narrow = kv_bits / STORED_KV_BITS
     token = model.kv_bytes_per_token * narrow * heads / model.kv_heads * stage
     state = model.state_bytes * stage / layout.tp
@@ -96,7 +112,7 @@ def _windowed_share(model: ModelShape) -> float:
     return min(1.0, model.windowed_layers / layers)
 
 
-def _kv_because(model: ModelShape, layout: Layout, heads: float, kv_bits: int) -> str:
+def _kv_because(model: ModelShape, layout: Layout, heads: float, kv_bits: float) -> str:
     if model.latent_kv:
         copies = f", copied on {layout.tp} ranks" if layout.tp > 1 else ""
         held = f"one latent vector a layer{copies}"
@@ -106,7 +122,7 @@ def _kv_because(model: ModelShape, layout: Layout, heads: float, kv_bits: int) -
             held += f", {layout.tp // (model.kv_heads or 1)} copies over the group"
     window = f", {model.windowed_layers} layers with a window" if model.windowed_layers else ""
     linear = f", {model.linear_layers} layers with a state instead" if model.linear_layers else ""
-    return f"{held}, {kv_bits} bit{window}{linear}"
+    return f"{held}, {kv_bits:g} bit{window}{linear}"
 
 
 def memory_fit(
@@ -116,38 +132,62 @@ def memory_fit(
     demand: Demand,
     *,
     precision: str | None = None,
-    kv_bits: int | None = None,
-    batch_tokens_max: int = BATCH_TOKENS_MAX,
-    streams_max: int = STREAMS_MAX,
+    kv_bits: float | None = None,
+    batch_tokens_max: int | None = None,
+    streams_max: int | None = None,
     utilisation: float = UTILISATION,
     engine: EngineKind = EngineKind.VLLM,
     kv_space_bytes: float | None = None,
 ) -> MemoryFit:
     """Account for every byte of the fullest rank of one replica.
 
-    `kv_space_bytes`: KV that is reserved outright, as on CPU. Raises `PlanInputError` for a context beyond the model,
+    `kv_space_bytes`: KV that is reserved outright, as on CPU. `batch_tokens_max`, `streams_max`: the largest step; None
+    takes what engines default to on such a device. Raises `PlanInputError` for a context beyond the model,
     an unknown precision, or facts that are missing to say anything.
     """
     if precision is not None:
         model = with_precision(model, precision)
     context = context_of(model, demand)
-    device, device_told = _device_bytes(accelerator)
-    weights = rank_weights(model, layout)
-    if weights is None:
-        raise PlanInputError("model", f"the size of the weights of {model.name} is not known")
-    bits = kv_bits or STORED_KV_BITS
-    need = kv_need(model, layout, context, kv_bits=bits, batch_tokens_max=batch_tokens_max)
-    if need is None:
-        raise PlanInputError("model", f"the KV cache of {model.name} is not known")
-    parts = (
-        *_weight_parts(model, layout, weights),
-        *_step_parts(model, layout, weights.layers, engine, batch_tokens_max, streams_max),
+    device, told = _device_bytes(accelerator)
+    defaults = step_defaults(device)
+    step = StepDefaults(
+        batch_tokens=batch_tokens_max or defaults.batch_tokens,
+        streams=streams_max or defaults.streams,
     )
-    usable, kv = _left_for_kv(parts, device, utilisation, engine)
-    if kv_space_bytes is not None:
-        kv = kv_space_bytes
-    return _fit(parts, layout, need, device=device, usable=usable, kv=kv, context=context,
-                told=device_told)  # fmt: skip
+    stages = stage_weights(model, layout)
+    if not stages:
+        raise PlanInputError("model", f"the size of the weights of {model.name} is not known")
+    found = []
+    for weights in stages:
+        need = kv_need(
+            model,
+            layout,
+            context,
+            layers=weights.layers,
+            kv_bits=kv_bits or STORED_KV_BITS,
+            batch_tokens_max=step.batch_tokens,
+        )
+        if need is None:
+            raise PlanInputError("model", f"the KV cache of {model.name} is not known")
+        parts = (
+            *_weight_parts(model, layout, weights),
+            *_step_parts(model, layout, weights, engine, step, accelerator.link_bytes_per_s),
+        )
+        usable, kv = _left_for_kv(parts, device, utilisation, engine)
+        kv = kv if kv_space_bytes is None else kv_space_bytes
+        room = _Room(device=device, usable=usable, kv=kv, context=context, told=told)
+        found.append(_fit(parts, layout, need, room))
+    return min(found, key=lambda fit: (fit.streams, fit.kv_bytes))
+
+
+class _Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a device, those that the engine may take, those left for KV; and the context to hold."""
+
+    device: float
+    usable: float
+    kv: float
+    context: int
+    told: str
 
 
 def _device_bytes(accelerator: Accelerator) -> tuple[float, str]:
@@ -195,24 +235,35 @@ def _bits(model: ModelShape, name: str) -> float:
 def _step_parts(
     model: ModelShape,
     layout: Layout,
-    layers: int,
+    weights: RankWeights,
     engine: EngineKind,
-    batch_tokens: int,
-    streams: int,
+    step: StepDefaults,
+    link_bytes_per_s: float | None,
 ) -> tuple[MemoryPart, ...]:
-    peak = activation_bytes(model, layout, batch_tokens=batch_tokens, streams=streams)
+    samples = weights.stage == layout.pp - 1
+    peak = activation_bytes(
+        model,
+        layout,
+        batch_tokens=step.batch_tokens,
+        streams=step.streams if samples else 0,
+    )
+    sampling = f", or of sampling for {step.streams:,} streams" if samples else ""
     return (
         MemoryPart(
             name="activations",
             bytes=peak or 0.0,
-            because=f"peak of a step of {batch_tokens:,} tokens, or of sampling for {streams} streams"
+            because=f"peak of a step of {step.batch_tokens:,} tokens{sampling}"
             if peak
             else "unknown: the model's sizes are not told",
         ),
-        MemoryPart(name="graphs", bytes=graph_bytes(layers, engine), because="typical, by layers"),
+        MemoryPart(
+            name="graphs",
+            bytes=graph_bytes(weights.layers, engine),
+            because="typical, by layers",
+        ),
         MemoryPart(
             name="libraries",
-            bytes=library_bytes(layout),
+            bytes=library_bytes(layout, link_bytes_per_s),
             because="typical: kernels, workspaces, buffers of collectives",
         ),
     )
@@ -235,42 +286,38 @@ def _left_for_kv(
             return share * device, share * device - taken
 
 
-def _fit(
-    parts: tuple[MemoryPart, ...],
-    layout: Layout,
-    need: KvNeed,
-    *,
-    device: float,
-    usable: float,
-    kv: float,
-    context: int,
-    told: str,
-) -> MemoryFit:
+def _fit(parts: tuple[MemoryPart, ...], layout: Layout, need: KvNeed, room: _Room) -> MemoryFit:
     groups = layout.attention_dp
-    streams = max(0.0, kv / need.stream_bytes) * groups if need.stream_bytes else 0.0
+    streams = max(0.0, room.kv / need.stream_bytes) * groups if need.stream_bytes else 0.0
     fits = streams >= HEADROOM_STREAMS * groups
-    taken = sum(part.bytes for part in parts)
-    size = f"{taken / GIB:.1f} GiB before KV of {usable / GIB:.1f} GiB usable of {device / GIB:.1f} GiB {told}"
-    if fits:
-        because = (
-            f"{size}; {kv / GIB:.1f} GiB for KV hold {streams:.1f} streams of {context:,} tokens"
-        )
-    elif kv <= 0.0:
-        because = f"{size}: nothing is left for KV, {-kv / GIB:.1f} GiB are missing"
-    else:
-        short = need.stream_bytes - kv
-        because = (
-            f"{size}; {kv / GIB:.1f} GiB for KV do not hold one stream of {context:,} tokens, "
-            f"{short / GIB:.1f} GiB are missing"
-        )
     return MemoryFit(
         parts=parts,
-        device_bytes=device,
-        usable_bytes=usable,
-        kv_bytes=kv,
-        kv_tokens=streams * context,
+        device_bytes=room.device,
+        usable_bytes=room.usable,
+        kv_bytes=room.kv,
+        kv_tokens=streams * room.context,
         kv_bytes_per_token_rank=need.token_bytes,
         streams=streams,
         fits=fits,
-        because=f"{because}; KV: {need.because}",
+        because=f"{_fit_because(parts, need, room, streams, fits)}; KV: {need.because}",
+    )
+
+
+def _fit_because(
+    parts: tuple[MemoryPart, ...], need: KvNeed, room: _Room, streams: float, fits: bool
+) -> str:
+    taken = sum(part.bytes for part in parts) / GIB
+    size = (
+        f"{taken:.1f} GiB before KV of {room.usable / GIB:.1f} GiB usable of "
+        f"{room.device / GIB:.1f} GiB {room.told}"
+    )
+    kv = room.kv / GIB
+    if fits:
+        return f"{size}; {kv:.1f} GiB for KV hold {streams:.1f} streams of {room.context:,} tokens"
+    if kv <= 0.0:
+        return f"{size}: nothing is left for KV, {-kv:.1f} GiB are missing"
+    short = need.stream_bytes / GIB - kv
+    return (
+        f"{size}; {kv:.1f} GiB for KV do not hold one stream of {room.context:,} tokens, "
+        f"{short:.1f} GiB are missing"
     )

@@ -4,7 +4,7 @@
     queries, dense, shared         dealt out over TP, copied in every attention group
     keys and values                dealt out over TP until there is one KV head a rank, then copied
     latent compressions, index     whole on every rank
-    routed experts                 dealt out over experts' TP x EP, which span the attention groups
+    routed experts                 dealt out over experts' TP x EP, which span the attention groups; MXFP4 padded
     router, norms                  whole on every rank
 
 Stages of a pipeline take consecutive layers; engines give the stages before the last the odd ones (vLLM), so the last,
@@ -21,6 +21,8 @@ from trimtab.core.model_parts import PartName, WeightPart
 from trimtab.core.served import ModelShape
 
 VOCABULARY_PADDING: Final = 64
+MXFP4_BITS: Final = 4.25
+MXFP4_PADDING: Final = 256
 
 _WHOLE: Final = (PartName.LATENT, PartName.INDEXER, PartName.ROUTER, PartName.NORMS)
 
@@ -64,19 +66,21 @@ def stage_spans(layers: int, stages: int) -> tuple[tuple[int, int], ...]:
 
 def rank_weights(model: ModelShape, layout: Layout) -> RankWeights | None:
     """Return the weights of the fullest rank; None where not even the model's total is known."""
-    layers = model.layers or 1
-    if not model.parts:
-        if model.weight_bytes is None:
-            return None
-        ranks = layout.tp * layout.pp
-        return RankWeights(
-            total_bytes=_spread_total(model, layout), stage=0, layers=math.ceil(layers / layout.pp)
-        ) if ranks else None  # fmt: skip
-    stages = [
-        _stage(model, layout, place, span)
-        for place, span in enumerate(stage_spans(layers, layout.pp))
-    ]
-    return max(stages, key=lambda each: each.total_bytes)
+    return max(stage_weights(model, layout), key=lambda each: each.total_bytes, default=None)
+
+
+def stage_weights(model: ModelShape, layout: Layout) -> tuple[RankWeights, ...]:
+    """Return what a rank holds in the stages that can be the fullest: the first, the longest and the last.
+
+    Empty where not even the model's total is known.
+    """
+    layers = max(model.layers or 1, layout.pp)
+    if not model.parts and model.weight_bytes is None:
+        return ()
+    spans = stage_spans(layers, layout.pp)
+    longest = max(range(len(spans)), key=lambda place: spans[place][1] - spans[place][0])
+    places = sorted({0, longest, len(spans) - 1})
+    return tuple(_stage(model, layout, place, spans[place]) for place in places)
 
 
 def _spread_total(model: ModelShape, layout: Layout) -> float:
@@ -88,6 +92,10 @@ def _spread_total(model: ModelShape, layout: Layout) -> float:
 
 
 def _stage(model: ModelShape, layout: Layout, stage: int, span: tuple[int, int]) -> RankWeights:
+    if not model.parts:
+        return RankWeights(
+            total_bytes=_spread_total(model, layout), stage=stage, layers=span[1] - span[0]
+        )
     found = []
     for part in _with_tied_head(model, layout):
         share = _in_stage(part, layout, stage, span) * _on_rank(part, model, layout)
@@ -127,12 +135,22 @@ def _on_rank(part: WeightPart, model: ModelShape, layout: Layout) -> float:
     if part.name in _WHOLE:
         return 1.0
     if part.name is PartName.EXPERTS:
-        return 1.0 / max(1, layout.moe_tp * layout.moe_ep)
+        return _padding(part, model) / max(1, layout.moe_tp * layout.moe_ep)
     if part.name in (PartName.EMBEDDING, PartName.HEAD):
         return _vocabulary_share(model, layout)
     if part.name is PartName.KEY_VALUE and model.kv_heads:
         return max(1.0 / layout.tp, 1.0 / model.kv_heads)
     return 1.0 / layout.tp
+
+
+def _padding(part: WeightPart, model: ModelShape) -> float:
+    """How much wider engines hold experts than they are stored: kernels for MXFP4 pad the hidden size.
+
+    gpt-oss-120b loads as 64.4 GiB where its checkpoint has 60.7 (vLLM issue 33155).
+    """
+    if not model.hidden or abs(part.bits - MXFP4_BITS) > 0.01:
+        return 1.0
+    return math.ceil(model.hidden / MXFP4_PADDING) * MXFP4_PADDING / model.hidden
 
 
 def _vocabulary_share(model: ModelShape, layout: Layout) -> float:
