@@ -1,12 +1,12 @@
-"""Which short measurements would settle a choice between layouts, chosen before any of them is run.
+"""Which layout promises most under a limit, and which short measurements would settle the choice.
 
-Each candidate has an expected value (work per device, say) and a standard deviation of its logarithm. The leader is
-worth a measurement because its own promise may not hold; after it the rival that most likely beats the leader. Both
-share what is uncertain about the whole group, so what separates them counts, not how far off both may be together.
-Where nothing is likely to change the choice, measuring the leader alone still confirms it.
+Each layout can be run with fewer or more clients, and whoever runs it tunes them: its promise is the work expected of
+the best load that will turn out to keep the limit. What makes a promise doubtful is where the limit cuts: so the
+leading layouts are measured at the load that is least sure to keep it. A measurement there also corrects all other
+loads and layouts of the group. Where nothing is doubtful the two measurements still confirm what leads.
 """
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -15,15 +15,11 @@ from trimtab.core.layout import Layout
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run a layout: `value` is what is maximised, `log_sd` how uncertain its logarithm is on its own.
-
-    `allowed`: how likely (0 to 1) it keeps the targets. `clients` in flight on the replica.
-    """
+    """One way to run a layout: `value` is the work it does, `allowed` how likely (0 to 1) it keeps the limit."""
 
     layout: Layout
     clients: float
     value: float
-    log_sd: float
     allowed: float
 
 
@@ -35,58 +31,47 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
-def propose_measurements(candidates: Sequence[Candidate], count: int = 2) -> tuple[Proposal, ...]:
-    """Return up to `count` measurements of different layouts, the most telling first.
+def promise(candidates: Sequence[Candidate]) -> float:
+    """Return the work expected of one layout whose clients are tuned to the limit.
 
-    A candidate's weight is its chance of keeping the targets; the chance that it beats the leader is that of a normal
-    difference of logarithms. Ties break on the layout, then on clients.
+    Loads are taken from the most work down; each adds its work times the chance that it keeps the limit and none above
+    it does. Their errors are taken to be common: where a load keeps the limit, every easier one does.
     """
-    best = _best_of_each_layout(candidates)
-    if not best or count < 1:
-        return ()
-    leader = best[0]
-    proposals = [
-        Proposal(
-            layout=leader.layout,
-            clients=leader.clients,
-            because=f"expected to be the best choice, and {leader.allowed:.0%} likely to keep the targets",
-        )
-    ]
-    rivals = sorted(
-        ((_chance_to_win(rival, leader), rival) for rival in best[1:]),
-        key=lambda pair: (-pair[0], pair[1].layout, pair[1].clients),
+    expected, covered = 0.0, 0.0
+    for candidate in sorted(candidates, key=lambda one: (-one.value, one.clients)):
+        if candidate.allowed > covered:
+            expected += candidate.value * (candidate.allowed - covered)
+            covered = candidate.allowed
+    return expected
+
+
+def rank_layouts(candidates: Sequence[Candidate]) -> tuple[Layout, ...]:
+    """Return the layouts by their promise, the best first; ties go to fewer devices."""
+    loads = _by_layout(candidates)
+    return tuple(
+        sorted(loads, key=lambda layout: (-promise(loads[layout]), layout.devices, layout))
     )
-    proposals.extend(
-        Proposal(
-            layout=rival.layout,
-            clients=rival.clients,
-            because=f"{chance:.0%} likely to beat {leader.layout.label}",
+
+
+def propose_measurements(candidates: Sequence[Candidate], count: int = 2) -> tuple[Proposal, ...]:
+    """Return up to `count` measurements of different layouts, the leading one first."""
+    loads = _by_layout(candidates)
+    proposals: list[Proposal] = []
+    for place, layout in enumerate(rank_layouts(candidates)[: max(count, 0)]):
+        doubtful = min(loads[layout], key=lambda one: (abs(one.allowed - 0.5), one.clients))
+        leads = "promises most" if place == 0 else "is the next best"
+        proposals.append(
+            Proposal(
+                layout=layout,
+                clients=doubtful.clients,
+                because=f"{layout.label} {leads}; {doubtful.allowed:.0%} likely within the limit there",
+            )
         )
-        for chance, rival in rivals[: count - 1]
-    )
     return tuple(proposals)
 
 
-def _best_of_each_layout(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidate of each layout that promises most, the overall best first."""
-    ordered = sorted(
-        candidates, key=lambda one: (-one.value * one.allowed, one.layout, one.clients)
-    )
-    found: dict[Layout, Candidate] = {}
-    for candidate in ordered:
-        found.setdefault(candidate.layout, candidate)
-    return list(found.values())
-
-
-def _chance_to_win(rival: Candidate, leader: Candidate) -> float:
-    """Return how likely the rival keeps the targets and does more than the leader, or the leader fails them."""
-    if rival.value <= 0.0 or leader.value <= 0.0:
-        return 0.0
-    spread = math.hypot(rival.log_sd, leader.log_sd)
-    ahead = math.log(rival.value / leader.value)
-    better = (
-        0.5 * (1.0 + math.erf(ahead / (spread * math.sqrt(2.0))))
-        if spread > 0.0
-        else float(ahead > 0.0)
-    )
-    return rival.allowed * (1.0 - leader.allowed * (1.0 - better))
+def _by_layout(candidates: Sequence[Candidate]) -> dict[Layout, list[Candidate]]:
+    loads: dict[Layout, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        loads[candidate.layout].append(candidate)
+    return loads

@@ -18,7 +18,12 @@ from trimtab.core.layout import Layout
 from trimtab.planning.calibrate import Calibration, Run, calibrate
 from trimtab.planning.correction import Phase, Prior
 from trimtab.planning.measured import Group, Load
-from trimtab.planning.propose import Candidate, Proposal, propose_measurements
+from trimtab.planning.propose import (
+    Candidate,
+    Proposal,
+    propose_measurements,
+    rank_layouts,
+)
 
 TPOT_LIMITS_MS: Final = (8.0, 12.0, 16.0, 24.0, 36.0, 60.0)
 
@@ -89,10 +94,7 @@ def _decide(
         for proposal in propose_measurements(_candidates(runs, limit_ms, priors, ()), measurements):
             measured.append(_found(runs, proposal))
     candidates = _candidates(runs, limit_ms, priors, measured)
-    chosen = max(
-        candidates,
-        key=lambda one: (one.value * one.allowed, -one.layout.devices, one.layout, one.clients),
-    ).layout
+    chosen = rank_layouts(candidates)[0]
     worth: dict[Layout, float] = defaultdict(float)
     for run in runs:
         allowed = run.row.tpot_ms <= limit_ms
@@ -137,7 +139,6 @@ def _candidate(run: Run, limit_ms: float, calibration: Calibration, known: bool)
         layout=load.layout,
         clients=load.clients,
         value=work_per_device(load, ttft_ms, tpot_ms),
-        log_sd=log_sd,
         allowed=chance_within(tpot_ms, log_sd, limit_ms),
     )
 
