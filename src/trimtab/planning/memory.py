@@ -1,7 +1,7 @@
 """Does it fit: every byte of the fullest rank, and what is left for KV.
 
     vLLM           takes a share of the memory; weights, activations, libraries, graphs come out of it, KV is the rest
-    SGLang         takes a share for weights and KV alone; activations, libraries, graphs must fit beside it
+    SGLang         takes a share of what libraries leave for weights and KV; activations and graphs must fit beside it
     TensorRT-LLM   gives KV a share of what is free after everything else
     llama.cpp      reserves KV for the contexts asked for; a share is kept for the rest
 
@@ -274,10 +274,11 @@ def _left_for_kv(
 ) -> tuple[float, float]:
     """Return (bytes that the engine may take, bytes left for KV)."""
     taken = sum(part.bytes for part in parts)
-    weights = sum(part.bytes for part in parts if part.name.startswith("weights"))
     match engine:
         case EngineKind.SGLANG:
-            usable = share * device
+            beside = sum(part.bytes for part in parts if part.name == "libraries")
+            weights = sum(part.bytes for part in parts if part.name.startswith("weights"))
+            usable = share * (device - CONTEXT_BYTES - beside)
             return usable, min(usable - weights, device - CONTEXT_BYTES - taken)
         case EngineKind.TRTLLM:
             free = device - CONTEXT_BYTES - taken

@@ -156,5 +156,16 @@ def _padding(part: WeightPart, model: ModelShape) -> float:
 def _vocabulary_share(model: ModelShape, layout: Layout) -> float:
     if not model.vocabulary:
         return 1.0 / layout.tp
-    padded = math.ceil(model.vocabulary / VOCABULARY_PADDING) * VOCABULARY_PADDING
-    return math.ceil(padded / layout.tp) / model.vocabulary
+    return math.ceil(_padded_vocabulary(model.vocabulary) / layout.tp) / model.vocabulary
+
+
+def vocabulary_divides(model: ModelShape, tp: int) -> bool:
+    """Say whether the padded vocabulary divides over a group, as vLLM requires; True where it is not known.
+
+    Qwen3-14B has 40 heads and 151,936 tokens: 5 ranks divide the heads and are refused all the same.
+    """
+    return model.vocabulary is None or _padded_vocabulary(model.vocabulary) % tp == 0
+
+
+def _padded_vocabulary(tokens: int) -> int:
+    return math.ceil(tokens / VOCABULARY_PADDING) * VOCABULARY_PADDING

@@ -169,3 +169,17 @@ def test_large_devices_take_larger_steps_by_default() -> None:
     large, small = step_defaults(79 * GIB), step_defaults(24 * GIB)
     assert (large.batch_tokens, large.streams) == (8192, 1024)
     assert (small.batch_tokens, small.streams) == (2048, 256)
+
+
+def test_sglang_keeps_as_much_kv_as_it_was_seen_to() -> None:
+    """Qwen3-235B-A22B-FP8 on 4 H100 at 0.93: 367,404 tokens of KV in 16.46 GB (vLLM issue 21348)."""
+    found = memory_fit(
+        model("Qwen3-235B-A22B-FP8"),
+        H100,
+        Layout(tp=4, moe_tp=4),
+        DEMAND,
+        utilisation=0.93,
+        engine=EngineKind.SGLANG,
+    )
+    assert found.kv_bytes_per_token_rank * 367_404 == pytest.approx(16.46 * GIB, rel=0.01)
+    assert abs(found.kv_bytes - 16.46 * GIB) / found.usable_bytes < 0.03

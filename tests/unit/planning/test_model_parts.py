@@ -6,7 +6,13 @@ from trimtab.core.layout import Layout
 from trimtab.core.model_parts import PartName
 from trimtab.core.served import ModelShape
 from trimtab.engines.model_names import find_model_shape
-from trimtab.planning.model_parts import RankWeights, rank_weights, stage_layers, stage_spans
+from trimtab.planning.model_parts import (
+    RankWeights,
+    rank_weights,
+    stage_layers,
+    stage_spans,
+    vocabulary_divides,
+)
 
 
 def model(name: str) -> ModelShape:
@@ -107,3 +113,12 @@ def test_model_of_unknown_parts_is_dealt_out_evenly() -> None:
 def test_mxfp4_experts_are_held_wider_than_stored() -> None:
     """Kernels pad gpt-oss's hidden size of 2880 to 3072."""
     assert share(held("gpt-oss-120b"), PartName.EXPERTS) == pytest.approx(3072 / 2880)
+
+
+def test_vocabulary_must_divide_as_well_as_the_heads() -> None:
+    """Qwen3-14B: 40 heads over 5 ranks would do, 151,936 tokens over 5 do not."""
+    assert [vocabulary_divides(model("qwen3-14b"), size) for size in (4, 5, 8)] == [
+        True,
+        False,
+        True,
+    ]
