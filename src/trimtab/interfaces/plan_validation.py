@@ -1,4 +1,4 @@
-"""Shows a validation of the planner's estimates: errors by hardware, engine and model, and how well layouts were chosen."""
+"""Shows a validation of the planner's estimates: errors by hardware, engine and model, and layouts chosen."""
 
 from rich.console import Console
 from rich.table import Table
