@@ -26,7 +26,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     engine: EngineKind
     precision: str = ""
-    kv_bits: int | None = None
+    kv_bits: float | None = None
     engine_version: str = ""
 
 
@@ -62,7 +62,7 @@ class StepTimes(Protocol):
         """Return one step that computes whole prompts of a rank; the first `cached_tokens` of each are there."""
         ...
 
-    def mixed_ms(
+    def beside_ms(
         self,
         chunk_tokens: int,
         prompt_tokens: int,
@@ -70,7 +70,7 @@ class StepTimes(Protocol):
         batch: int,
         context_tokens: int,
     ) -> float:
-        """Return one step that computes a chunk of a prompt and a token of each of `batch` streams."""
+        """Return what a chunk of a prompt adds to a step in which `batch` streams make a token; never below 0."""
         ...
 
 

@@ -108,16 +108,38 @@ def candidates(
     own: Mapping[str, str],
     *,
     precision: str,
-    kv_bits: int | None,
+    kv_bits: float | None,
     system: str,
     dense: bool,
 ) -> tuple[Widths, ...]:
     """Return what to ask the tables for, the best first.
 
     `own`: the width that each checkpoint stores ("" is 16 bit), in the package's words. A precision that cannot be had
-    exactly is replaced by the nearest that can, and a note says so.
+    exactly is replaced by the nearest that can, and a note says so; so is the cache's.
     """
-    kv = {None: None, 16: "bfloat16", 8: "fp8"}.get(kv_bits, "fp8")
+    found = _weights(checkpoints, own, precision, kv_bits, system, dense)
+    implied = "KV cache as the checkpoint implies, as there are no tables for the one asked for"
+    return (
+        *found,
+        *(
+            msgspec.structs.replace(
+                each, kv=None, note="; ".join(filter(None, (each.note, implied)))
+            )
+            for each in found
+            if each.kv is not None
+        ),
+    )
+
+
+def _weights(
+    checkpoints: tuple[str, ...],
+    own: Mapping[str, str],
+    precision: str,
+    kv_bits: float | None,
+    system: str,
+    dense: bool,
+) -> tuple[Widths, ...]:
+    kv = None if kv_bits is None else "bfloat16" if kv_bits > 8 else "fp8"
     first = checkpoints[0]
     if not precision:
         return (Widths(model=first, kv=kv),)
@@ -125,13 +147,13 @@ def candidates(
     stored = own.get(first, "")
     if wanted in ("bf16", "fp32"):
         plain = next((each for each in checkpoints if not own.get(each)), first)
-        return (Widths(model=plain, gemm="bfloat16", moe="bfloat16", kv=kv or "bfloat16"),)
+        return (Widths(model=plain, gemm="bfloat16", moe="bfloat16", kv=kv),)
     if wanted in ("fp8", "fp8_block", "mxfp8", "int8", "w8a16"):
         return _eight_bit(checkpoints, own, wanted, kv, dense=dense)
     if wanted in ("nvfp4", "mxfp4"):
         return _four_bit_floats(checkpoints, own, stored, kv, system)
     return (
-        Widths(model=first, gemm="int4_wo", moe="int4_wo", kv=kv or "bfloat16"),
+        Widths(model=first, gemm="int4_wo", moe="int4_wo", kv=kv),
         Widths(model=first, kv=kv, note=f"no tables for {wanted}: the checkpoint's own precision"),
     )
 
@@ -166,4 +188,4 @@ def _four_bit_floats(
         return (narrow, native) if system in _FOUR_BIT_PRODUCTS else (native,)
     named = [each for each in checkpoints if own.get(each) in ("nvfp4", "mixed_precision")]
     found = [Widths(model=each, kv=kv) for each in named]
-    return (*found, Widths(model=first, gemm="nvfp4", moe="nvfp4", kv=kv or "fp8"))
+    return (*found, Widths(model=first, gemm="nvfp4", moe="nvfp4", kv=kv))

@@ -90,16 +90,22 @@ class TableTimes:
             )
         return self._known[key]
 
-    def mixed_ms(
-        self, chunk_tokens: int, prompt_tokens: int, cached_tokens: int, batch: int, context_tokens: int
-    ) -> float:  # fmt: skip
-        """Return one step of a prompt's chunk beside decoding streams."""
+    def beside_ms(
+        self,
+        chunk_tokens: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        batch: int,
+        context_tokens: int,
+    ) -> float:
+        """Return what a prompt's chunk adds to a step of decoding streams; never below 0."""
         key = (3, chunk_tokens, prompt_tokens, cached_tokens, batch, context_tokens)
         if key not in self._known:
             output = max(2, 2 * (context_tokens - prompt_tokens))
-            self._known[key] = self._engine.mixed_step_latency(
+            mixed = self._engine.mixed_step_latency(
                 chunk_tokens, batch, prompt_tokens, output, cached_tokens
             )
+            self._known[key] = max(0.0, mixed - self.decode_ms(batch, context_tokens))
         return self._known[key]
 
 
