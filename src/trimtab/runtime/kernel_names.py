@@ -98,6 +98,12 @@ def checkpoints_of(name: str, carried: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*exact, *plain, *found)))
 
 
+def width_in(name: str) -> str:
+    """Return the precision that a name states ("-FP8"), empty if none."""
+    found = _WIDTH.search(name.lower())
+    return found[1] if found else ""
+
+
 def near_models(name: str, carried: Iterable[str]) -> tuple[str, ...]:
     """Return the names that are nearest to one that is not carried."""
     return nearest_names(name, tuple(sorted(carried)))

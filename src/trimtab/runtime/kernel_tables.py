@@ -25,6 +25,7 @@ from trimtab.runtime.kernel_names import (
     near_models,
     system_names,
     system_of,
+    width_in,
 )
 
 _PACKAGE: Final = "aiconfigurator_core"
@@ -159,7 +160,7 @@ class PackageTables:
             for widths in candidates(
                 checkpoints,
                 own,
-                precision=serving.precision,
+                precision=serving.precision or _stated(serving.model, checkpoints[0]),
                 kv_bits=serving.kv_bits,
                 system=system,
                 dense=not _is_mixture(checkpoints[0]),
@@ -278,6 +279,15 @@ def _sdk() -> _Sdk:
 @cache
 def _carried() -> tuple[str, ...]:
     return tuple(sorted(_sdk().common.DefaultHFModels))
+
+
+def _stated(model: str, checkpoint: str) -> str:
+    """The precision in a model's name where the checkpoint taken for it has another name."""
+    same = (
+        model == checkpoint
+        or model.rpartition("/")[2].lower() == checkpoint.rpartition("/")[2].lower()
+    )
+    return "" if same else width_in(model)
 
 
 @cache
