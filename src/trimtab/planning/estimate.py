@@ -11,7 +11,7 @@ With b streams on a rank, p what one prompt's prefill adds to the steps it share
         TTFT   first + f x prefill + r p p / (2 (1 - r p)) + half a step + queue
         queue  life / cap x u^(sqrt(2 (cap + 1)) - 1) / (1 - u), u the part of the most streams that run
 
-`first`, `f`, `w` are the engine's (see `server_pace`). A pipeline's stages work on different streams, so a stage's
+`first`, which grows with the streams, `f` and `w` are the engine's (see `server_pace`). A pipeline's stages work on different streams, so a stage's
 batch is b / stages and a prompt holds each stage up by p / stages. A step that verifies k drafts computes 1 + k tokens
 a stream and yields (1 - a^(k+1)) / (1 - a) of them at acceptance a; the drafter's own time is not counted.
 
@@ -87,13 +87,14 @@ class Replica:
         tpot /= load.tokens_per_step
         wait = self._pace.wait_share * max(0.0, load.rank_streams - 1.0) * load.prompt_ms
         prefill = self._pace.prefill_factor * load.prefill_ms
-        life = self._pace.first_ms + prefill + wait + (demand.output_tokens - 1) * tpot
+        first = self._first_ms(running) + prefill + wait
+        life = first + (demand.output_tokens - 1) * tpot
         queue = max(0.0, clients - running) / running * life
         return self._said(
             demand,
             load,
             tpot=tpot,
-            ttft=self._pace.first_ms + prefill + wait + queue,
+            ttft=first + queue,
             queue=queue + wait,
             rate_per_s=1000.0 * running / life,
         )
@@ -118,7 +119,7 @@ class Replica:
             busy = min(_FULL, rank_ms * load.prompt_ms)
             tpot = load.step_ms / load.tokens_per_step / (1.0 - busy)
             pause = busy * load.prompt_ms / (2.0 * (1.0 - busy)) + load.step_ms / 2.0
-            first = self._pace.first_ms + self._pace.prefill_factor * load.prefill_ms + pause
+            first = self._first_ms(running) + self._pace.prefill_factor * load.prefill_ms + pause
             life = first + (demand.output_tokens - 1) * tpot
             found = min(cap, rate_per_s * life / 1000.0)
             if abs(found - running) <= _SETTLED * max(1.0, running):
@@ -130,6 +131,9 @@ class Replica:
             demand, load, tpot=tpot, ttft=first + queue, queue=queue + pause, rate_per_s=rate_per_s
         )
         return msgspec.structs.replace(said, batch=running, utilisation=used)
+
+    def _first_ms(self, running: float) -> float:
+        return self._pace.first_ms + self._pace.client_ms * running
 
     def _cap(self, demand: Demand) -> float:
         """Return how many streams run at once at most: their mean context over a life has to be held."""

@@ -10,8 +10,12 @@ from trimtab.core.layout import Demand, EstimateSource, Layout
 from trimtab.planning.estimate import Bounds, Extra, Replica
 from trimtab.planning.server_pace import Pace
 
-PACE = Pace(step_ms=1.0, stream_ms=0.01, first_ms=20.0, prefill_factor=1.0, wait_share=0.25)
-BARE = Pace(step_ms=0.0, stream_ms=0.0, first_ms=0.0, prefill_factor=1.0, wait_share=0.0)
+PACE = Pace(
+    step_ms=1.0, stream_ms=0.01, first_ms=20.0, client_ms=0.5, prefill_factor=1.2, wait_share=0.25
+)
+BARE = Pace(
+    step_ms=0.0, stream_ms=0.0, first_ms=0.0, client_ms=0.0, prefill_factor=1.0, wait_share=0.0
+)
 ROOM = Bounds(kv_tokens=1e9)
 DEMAND = Demand(input_tokens=1000, output_tokens=100, concurrency=1.0)
 
@@ -44,10 +48,10 @@ def test_one_stream_takes_a_step_for_each_token_and_a_prefill_for_the_first() ->
 
 
 def test_server_adds_its_pace_to_steps_and_first_tokens() -> None:
-    """Host time of the step, of the stream, and of the first token."""
+    """Host time of the step, of the stream, of the first token, and a prefill that takes a fifth more."""
     found = replica(pace=PACE).expected(DEMAND)
     assert found.tpot_ms.value == pytest.approx(10.1 + 1.0 + 0.01)
-    assert found.ttft_ms.value == pytest.approx(50.0 + 20.0)
+    assert found.ttft_ms.value == pytest.approx(1.2 * 50.0 + 20.0 + 0.5)
 
 
 def test_each_stream_sees_the_prompts_of_the_others_once_in_its_life() -> None:
