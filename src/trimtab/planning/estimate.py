@@ -11,9 +11,10 @@ With b streams on a rank, p what one prompt's prefill adds to the steps it share
         TTFT   first + f x prefill + r p p / (2 (1 - r p)) + half a step + queue
         queue  life / cap x u^(sqrt(2 (cap + 1)) - 1) / (1 - u), u the part of the most streams that run
 
-`first`, which grows with the streams, `f` and `w` are the engine's (see `server_pace`). A pipeline's stages work on different streams, so a stage's
-batch is b / stages and a prompt holds each stage up by p / stages. A step that verifies k drafts computes 1 + k tokens
-a stream and yields (1 - a^(k+1)) / (1 - a) of them at acceptance a; the drafter's own time is not counted.
+`first`, which grows with the streams, `f` and `w` are the engine's (see `server_pace`). A pipeline's stages work on
+different streams, so a stage's batch is b / stages and a prompt holds each stage up by p / stages. A step that verifies
+k drafts computes 1 + k tokens a stream and yields (1 - a^(k+1)) / (1 - a) of them at acceptance a; the drafter's own
+time is not counted.
 
 Sources: Little, 1961; M/D/1 waiting, Pollaczek and Khinchine; M/M/c waiting, Sakasegawa, 1977. Fails where lengths vary
 widely (means hide the tail), where a server preempts streams, and for bursts of arrivals.
