@@ -14,7 +14,10 @@ class LawTimes:
         stream: float = 0.1,
         token: float = 0.05,
         communication: float | None = 1.0,
+        *,
+        extended: bool = False,
     ) -> None:
+        self.extended = extended
         self.base = base
         self.stream = stream
         self.token = token

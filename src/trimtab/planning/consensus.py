@@ -3,7 +3,8 @@
 Engines share kernels, and each takes the fastest that it has. A table that makes a step slower than most engines'
 tables do on the same device was measured on a kernel that its engine has since replaced, or fell back to for want of a
 better one. So a time is the engine's own, but never more than the median over the engines that have one. Without
-own tables it is that median. What all tables get wrong stays wrong.
+own tables it is that median. Tables that were extended to shapes nobody measured count only where there are no others.
+What all tables get wrong stays wrong.
 """
 
 import math
@@ -18,16 +19,20 @@ class AgreedTimes:
     """The own times of an engine, bounded by what the tables of others say of the same device and layout."""
 
     def __init__(self, own: StepTimes | None, others: Sequence[StepTimes]) -> None:
-        known: tuple[StepTimes, ...] = (*(() if own is None else (own,)), *others)
+        told = (*(() if own is None else (own,)), *others)
+        measured = tuple(times for times in told if not times.extended)
+        known = measured or told
         if not known:
             raise ValueError("there are no times to agree on")
+        own = known[0] if own is known[0] else None
         self._own = own
         self._all = known
         self.source = EstimateSource.KERNEL_TABLES
+        self.extended = not measured
         note = "bounded by the median over the tables of several engines"
-        borrowed = "no own tables: the median over those of other engines"
-        said = known[0].notes if own is None or not others else (*known[0].notes, note)
-        self.notes: tuple[str, ...] = said if own is not None else (*said, borrowed)
+        borrowed = "no measured kernels of its own: the median over those of other engines"
+        added = (borrowed,) if own is None else (note,) if len(known) > 1 else ()
+        self.notes: tuple[str, ...] = (*known[0].notes, *added)
         self._known: dict[tuple[object, ...], float] = {}
 
     def decode_ms(self, batch: int, context_tokens: int) -> float:

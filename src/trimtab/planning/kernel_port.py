@@ -50,6 +50,11 @@ class StepTimes(Protocol):
         """What a reader must know: another version than asked for, another precision, extended tables."""
         ...
 
+    @property
+    def extended(self) -> bool:
+        """Whether some of it was extrapolated from measured kernels of other shapes."""
+        ...
+
     def decode_ms(self, batch: int, context_tokens: int) -> float:
         """Return one step in which each of `batch` streams of a rank, `context_tokens` long, makes a token."""
         ...

@@ -59,6 +59,7 @@ class RooflineTimes:
     ) -> None:
         """`kv_share`: bytes of a value in the KV cache over those of 16 bit. `link`: joins the ranks of a stage."""
         self.source = EstimateSource.ROOFLINE
+        self.extended = False
         self.notes: tuple[str, ...] = (
             "step times from a roofline at usual rates: no kernel was measured for this, off by up to 2 times",
         )

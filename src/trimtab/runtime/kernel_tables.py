@@ -48,7 +48,7 @@ _PROBE: Final = (8, 1024)
 
 
 class _Handle(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled configuration. `gap`: what the package says of tables it had to extend, empty if none."""
+    """One compiled configuration, and what it was compiled for."""
 
     engine: Any
     widths: str
@@ -62,6 +62,7 @@ class TableTimes:
     def __init__(self, handle: _Handle, notes: tuple[str, ...]) -> None:
         self._engine = handle.engine
         self.source = EstimateSource.KERNEL_TABLES
+        self.extended = handle.mode != _MODES[0]
         self.notes = notes
         self._known: dict[tuple[int, ...], float] = {}
 

@@ -32,6 +32,20 @@ def test_missing_own_table_borrows_the_median_and_says_so() -> None:
     assert "those of other engines" in agreed.notes[-1]
 
 
+def test_extended_tables_do_not_vote_beside_measured_ones() -> None:
+    """The engine's own extrapolation yields to what was measured of another engine."""
+    agreed = AgreedTimes(LawTimes(5.0, extended=True), [LawTimes(9.0)])
+    assert agreed.decode_ms(10, 1000) == pytest.approx(10.0)
+    assert not agreed.extended
+
+
+def test_extended_tables_alone_are_better_than_nothing() -> None:
+    """They are taken, and say that they are extended."""
+    agreed = AgreedTimes(LawTimes(5.0, extended=True), [])
+    assert agreed.decode_ms(10, 1000) == pytest.approx(6.0)
+    assert agreed.extended
+
+
 def test_prefill_and_prompts_beside_decoding_are_bounded_alike() -> None:
     """Each kind of step has its own median."""
     agreed = AgreedTimes(LawTimes(token=0.5), [LawTimes(token=0.1), LawTimes(token=0.2)])
