@@ -29,9 +29,26 @@ _INDEX_KEY_SCALE_BYTES: Final = 4.0
 
 
 def read_model_config(
-    data: bytes, *, source: str, name: str = "", kv_bytes_per_value: float = KV_BYTES_PER_VALUE
+    data: bytes,
+    *,
+    source: str,
+    name: str = "",
+    kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
+    quantization: bytes | None = None,
 ) -> ModelShape:
-    """Read the bytes of a config.json; raises `EngineFormatError`, whose message continues a sentence on the file."""
+    """Read the bytes of a config.json; raises `EngineFormatError`, whose message continues a sentence on the file.
+
+    `quantization`: the bytes of an hf_quant_config.json beside it, where some makers say how weights are stored.
+    """
+    found = _decoded(data)
+    if quantization is not None and "quantization_config" not in found:
+        inner = _decoded(quantization).get("quantization")
+        if isinstance(inner, dict):
+            found["quantization_config"] = {"quant_method": "modelopt", **inner}
+    return shape_of_config(found, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
+
+
+def _decoded(data: bytes) -> dict[str, object]:
     if len(data) > CONFIG_BYTES_MAX:
         raise EngineFormatError(f"it has {len(data)} bytes and is no model configuration")
     try:
@@ -40,7 +57,7 @@ def read_model_config(
         raise EngineFormatError("it is no JSON") from error
     if not isinstance(found, dict):
         raise EngineFormatError("it is no JSON object")
-    return shape_of_config(found, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
+    return found
 
 
 def shape_of_config(
@@ -57,17 +74,10 @@ def shape_of_config(
     family = FAMILIES.get(kind)
     config = Config(data, family.defaults if family else {})
     layers, hidden = config.need("num_hidden_layers", "n_layer"), config.need("hidden_size")
-    heads = config.need("num_attention_heads", "n_head")
     latent = config.count("kv_lora_rank")
-    kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
-    head_size = config.count("head_dim") or hidden // heads
-    if latent:
-        head_size = latent + (config.count("qk_rope_head_dim") or 0)
-    if head_size < 1:
-        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
+    heads, kv_heads, head_size = _head_sizes(config, hidden, latent)
     counted = count_parts(config, family) if family else ()
-    unknown = f"architecture {kind or 'unnamed'!r} is not known: parameters not counted"
-    stored = stored_parts(data, counted) if counted else Stored(notes=(unknown,))
+    stored = stored_parts(data, counted) if counted else _uncounted(kind)
     window, windowed = _window(config, family, layers)
     linear = linear_layers(config, layers)
     pair = 1 if latent else 2  # a latent vector is both key and value
@@ -118,6 +128,23 @@ def _feed_forward_width(config: Config, experts: int | None) -> int | None:
     if experts:
         return config.count("moe_intermediate_size", "intermediate_size")
     return config.count("intermediate_size")
+
+
+def _head_sizes(config: Config, hidden: int, latent: int | None) -> tuple[int, int, int]:
+    """Heads, KV heads, values of one KV head; a latent vector with its rotary part counts as one KV head."""
+    heads = config.need("num_attention_heads", "n_head")
+    kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
+    size = config.count("head_dim") or hidden // heads
+    if latent:
+        size = latent + (config.count("qk_rope_head_dim") or 0)
+    if size < 1:
+        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
+    return heads, kv_heads, size
+
+
+def _uncounted(kind: str) -> Stored:
+    told = f"architecture {kind or 'unnamed'!r} is not known: parameters not counted"
+    return Stored(notes=(told,))
 
 
 def _active(

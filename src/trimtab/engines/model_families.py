@@ -99,7 +99,9 @@ class Config:
         """Return a count that must be there."""
         found = self.count(*names)
         if found is None:
-            raise EngineFormatError(f"it has no {names[0]}")
+            zero = [name for name in names if self._data.get(name) == 0]
+            what = f"its {zero[0]} is 0; nearest valid: 1" if zero else f"it has no {names[0]}"
+            raise EngineFormatError(what)
         return found
 
     def flag(self, name: str, default: bool) -> bool:

@@ -136,3 +136,19 @@ def test_model_without_layers_is_an_error_that_names_the_key() -> None:
         read_model_config(
             b'{"model_type": "llama", "num_hidden_layers": 0, "hidden_size": 64}', source="a test"
         )
+
+
+def test_file_beside_the_configuration_tells_how_weights_are_stored() -> None:
+    """Makers that quantise afterwards say so in an hf_quant_config.json, with the modules that they leave out."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 256, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    beside = {
+        "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["model.layers.*.self_attn*"]}
+    }
+    read = read_model_config(
+        json.dumps(config).encode(), source="a test", quantization=json.dumps(beside).encode()
+    )
+    widths = {part.name: part.bits for part in read.parts}
+    assert (widths[PartName.DENSE], widths[PartName.ATTENTION]) == (4.5, 16.0)
