@@ -14,6 +14,7 @@ import pytest
 from trimtab.core.layout import Layout
 from trimtab.core.model_parts import PartName
 from trimtab.core.served import EngineKind, ModelShape
+from trimtab.engines.model_config import shape_of_config
 from trimtab.engines.model_names import find_model_shape
 from trimtab.planning.activations import (
     GIB,
@@ -22,16 +23,18 @@ from trimtab.planning.activations import (
     activation_bytes,
     graph_bytes,
     library_bytes,
+    position_table_bytes,
     unpacked_latent_bytes,
 )
 from trimtab.planning.memory import kv_need
-from trimtab.planning.model_parts import rank_weights
+from trimtab.planning.model_parts import rank_weights, stage_weights
 from trimtab.planning.precision import with_precision
 
 TOLERANCE = 0.03
-FACTS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "startup_logs.json").read_text()
-)
+DATA = Path(__file__).parents[1] / "data"
+FACTS: list[dict[str, Any]] = json.loads((DATA / "startup_logs.json").read_text())
+OWN: list[dict[str, Any]] = json.loads((DATA / "startup_logs_own.json").read_text())
+"""Reports of servers that were launched for this project, on CPU, with the configurations of their models."""
 FAST_LINK = 450e9
 
 
@@ -54,7 +57,8 @@ def weights_gib(fact: dict[str, Any]) -> float:
     model, layout = shape(fact), Layout(**fact["layout"])
     found = rank_weights(model, layout)
     assert found is not None
-    return (found.total_bytes + unpacked_latent_bytes(model, layout, found.layers)) / GIB
+    beside = position_table_bytes(model) + unpacked_latent_bytes(model, layout, found.layers)
+    return (found.total_bytes + beside) / GIB
 
 
 def name(fact: dict[str, Any]) -> str:
@@ -125,3 +129,35 @@ def test_memory_before_kv_is_what_was_reported(fact: dict[str, Any]) -> None:
     taken = weights_gib(fact) + (peak + library_bytes(layout, FAST_LINK)) / GIB
     told = fact["weights_gib"] + fact["activations_gib"] + fact["libraries_gib"]
     assert abs(taken - told) / fact["device_gib"] < TOLERANCE
+
+
+def own(*keys: str) -> list[Any]:
+    return [
+        pytest.param(f, id=f"{f['model']} {Layout(**f['layout']).label}")
+        for f in OWN
+        if all(key in f for key in keys)
+    ]
+
+
+def own_shape(fact: dict[str, Any]) -> ModelShape:
+    return shape_of_config(fact["config"], source="a checkpoint made for tests")
+
+
+@pytest.mark.parametrize("fact", own("weights_bytes"))
+def test_weights_of_a_launched_rank_are_those_counted(fact: dict[str, Any]) -> None:
+    """What each rank says that it holds, and the account of the stage that it is."""
+    model, layout = own_shape(fact), Layout(**fact["layout"])
+    stages = {stage.stage: stage.total_bytes for stage in stage_weights(model, layout)}
+    for told in fact["weights_bytes"]:
+        counted = stages[told["stage"]] + position_table_bytes(model)
+        assert counted == pytest.approx(told["bytes"], rel=TOLERANCE / 10)
+
+
+@pytest.mark.parametrize("fact", own("kv_tokens"))
+def test_tokens_of_a_launched_server_are_those_counted(fact: dict[str, Any]) -> None:
+    """KV that is reserved outright holds as many tokens as reported, but for the last block."""
+    model, layout = own_shape(fact), Layout(**fact["layout"])
+    need = kv_need(model, layout, 4096)
+    assert need is not None
+    tokens = fact["kv_space_bytes"] / need.token_bytes
+    assert tokens // fact["block_tokens"] * fact["block_tokens"] == fact["kv_tokens"]

@@ -25,6 +25,7 @@ from trimtab.planning.activations import (
     activation_bytes,
     graph_bytes,
     library_bytes,
+    position_table_bytes,
     unpacked_latent_bytes,
 )
 from trimtab.planning.model_parts import RankWeights, stage_layers, stage_weights
@@ -216,6 +217,15 @@ def _weight_parts(
         )
         for part in weights.parts
     ]
+    positions = position_table_bytes(model)
+    if positions:
+        found.append(
+            MemoryPart(
+                name="weights: position table",
+                bytes=positions,
+                because=f"{model.context_tokens_max:,} positions, loaded with the weights",
+            )
+        )
     unpacked = unpacked_latent_bytes(model, layout, weights.layers)
     if unpacked:
         found.append(
