@@ -172,7 +172,7 @@ def memory_fit(
             raise PlanInputError("model", f"the KV cache of {model.name} is not known")
         parts = (
             *_weight_parts(model, layout, weights),
-            *_step_parts(model, layout, weights, engine, step, accelerator.link_bytes_per_s),
+            *_step_parts(model, layout, weights, engine, step, accelerator),
         )
         usable, kv = _left_for_kv(parts, device, utilisation, engine)
         kv = kv if kv_space_bytes is None else kv_space_bytes
@@ -248,7 +248,7 @@ def _step_parts(
     weights: RankWeights,
     engine: EngineKind,
     step: StepDefaults,
-    link_bytes_per_s: float | None,
+    accelerator: Accelerator,
 ) -> tuple[MemoryPart, ...]:
     samples = weights.stage == layout.pp - 1
     peak = activation_bytes(
@@ -268,12 +268,13 @@ def _step_parts(
         ),
         MemoryPart(
             name="graphs",
-            bytes=graph_bytes(weights.layers, engine),
-            because="typical, by layers",
+            # A device that was measured here is the host's processor, which captures none.
+            bytes=0.0 if accelerator.measured else graph_bytes(weights.layers, engine),
+            because="none on a processor" if accelerator.measured else "typical, by layers",
         ),
         MemoryPart(
             name="libraries",
-            bytes=library_bytes(layout, link_bytes_per_s),
+            bytes=library_bytes(layout, accelerator.link_bytes_per_s),
             because="typical: kernels, workspaces, buffers of collectives",
         ),
     )
