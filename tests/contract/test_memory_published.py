@@ -56,6 +56,8 @@ def shape(fact: dict[str, Any]) -> ModelShape:
 def weights_gib(fact: dict[str, Any]) -> float:
     model, layout = shape(fact), Layout(**fact["layout"])
     found = rank_weights(model, layout)
+    if "stage" in fact:
+        found = next(s for s in stage_weights(model, layout) if s.stage == fact["stage"])
     assert found is not None
     beside = position_table_bytes(model) + unpacked_latent_bytes(model, layout, found.layers)
     return (found.total_bytes + beside) / GIB
