@@ -21,6 +21,7 @@ widely (means hide the tail), where a server preempts streams, and for bursts of
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -162,25 +163,32 @@ class Replica:
             + self._slower(demand.input_tokens - cached),
             steps=max(1.0, demand.output_tokens / tokens_per_step),
             tokens_per_step=tokens_per_step,
-            communication_ms=self._times.communication_ms(max(1, round(batch * width)), context),
+            communication_ms=self._communication_ms(batch * width, context),
             slower_ms=self._slower(batch * width),
         )
 
     def _decode_ms(self, batch: float, context: int) -> float:
-        """Interpolate between whole batches."""
-        low = math.floor(batch)
-        below = self._times.decode_ms(low, context)
-        if low < batch:
-            below += (batch - low) * (self._times.decode_ms(low + 1, context) - below)
-        return below + self._slower(batch)
+        step = _between(batch, lambda whole: self._times.decode_ms(whole, context))
+        return step + self._slower(batch)
+
+    def _communication_ms(self, batch: float, context: int) -> float | None:
+        low, _ = _around(batch)
+        part = self._times.communication_ms(low, context)
+        if part is None:
+            return None
+        # The collectives of a batch between two sizes keep their part of its step.
+        return part * self._decode_ms(batch, context) / max(1e-9, self._decode_ms(low, context))
 
     def _prompt_ms(self, demand: Demand, batch: float, context: int, cached: int) -> float:
         """Return what one prompt's prefill adds to the steps of the streams it shares them with."""
         fresh = demand.input_tokens - cached
         chunk = min(self._bounds.chunk_tokens, fresh)
         chunks = math.ceil(fresh / chunk)
-        beside = self._times.beside_ms(
-            chunk, demand.input_tokens, cached, max(1, math.ceil(batch) - 1), context
+        beside = _between(
+            max(1.0, batch - 1.0),
+            lambda others: self._times.beside_ms(
+                chunk, demand.input_tokens, cached, others, context
+            ),
         )
         return chunks * (beside + self._extra.token_ms * chunk)
 
@@ -231,6 +239,23 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float
     communication_ms: float | None
     slower_ms: float
+
+
+def _around(batch: float) -> tuple[int, int]:
+    """Return the sizes around a batch that times are asked of: powers of two and their halves more."""
+    power = 1 << (max(1, math.floor(batch)).bit_length() - 1)
+    middle = power + power // 2
+    low = middle if batch >= middle else power
+    if batch <= low:
+        return low, low
+    return low, (2 * power if low == middle and power > 1 else middle if power > 1 else 2)
+
+
+def _between(batch: float, at: Callable[[int], float]) -> float:
+    """Interpolate between the sizes around a batch, as tables do between theirs."""
+    low, high = _around(batch)
+    below = at(low)
+    return below if high == low else below + (batch - low) / (high - low) * (at(high) - below)
 
 
 def _tokens_per_step(demand: Demand) -> float:

@@ -65,6 +65,7 @@ class TableTimes:
         self.extended = handle.mode != _MODES[0]
         self.notes = notes
         self._known: dict[tuple[int, ...], float] = {}
+        self._collectives: dict[tuple[int, int], float | None] = {}
 
     def decode_ms(self, batch: int, context_tokens: int) -> float:
         """Return one decode step of a batch at a context."""
@@ -78,10 +79,13 @@ class TableTimes:
 
     def communication_ms(self, batch: int, context_tokens: int) -> float | None:
         """Return the collectives' part of a decode step; None where the package lets it overlap with other work."""
-        steps = self._engine.decode_step_per_op(batch, max(1, context_tokens - 1), 2)
-        if any("overlap" in name for name, *_ in steps):
-            return None
-        return float(sum(ms for name, ms, *_ in steps if _is_collective(name)))
+        key = (batch, context_tokens)
+        if key not in self._collectives:
+            steps = self._engine.decode_step_per_op(batch, max(1, context_tokens - 1), 2)
+            hidden = any("overlap" in name for name, *_ in steps)
+            told = float(sum(ms for name, ms, *_ in steps if _is_collective(name)))
+            self._collectives[key] = None if hidden else told
+        return self._collectives[key]
 
     def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
         """Return one step that computes whole prompts."""

@@ -189,3 +189,19 @@ def test_demand_without_tokens_is_refused() -> None:
     """There is nothing to estimate."""
     with pytest.raises(ValueError, match="input and output tokens"):
         replica().expected(Demand(input_tokens=0, output_tokens=1))
+
+
+@pytest.mark.parametrize("clients", [1.0, 1.5, 2.0, 2.7, 3.0, 5.0, 7.9, 8.0, 100.0, 700.5])
+def test_step_of_any_batch_lies_between_those_of_the_sizes_around_it(clients: float) -> None:
+    """Times are asked of few sizes only; a law that is straight comes out exactly."""
+    asked: list[int] = []
+
+    class Watched(LawTimes):
+        def decode_ms(self, batch: int, context_tokens: int) -> float:
+            asked.append(batch)
+            return super().decode_ms(batch, context_tokens)
+
+    found = replica(times=Watched()).expected(with_streams(clients))
+    assert found.step_ms == pytest.approx(10.0 + 0.1 * clients)
+    assert min(asked) <= clients <= max(asked)
+    assert max(asked) <= max(2.0, 1.5 * clients)
