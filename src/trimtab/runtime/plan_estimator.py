@@ -4,7 +4,6 @@ It is not corrected by measurements; whoever has some wraps it. Answers are kept
 loads, and its memory depends on the context alone.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -173,9 +172,3 @@ def build_estimator(
         kv_bits=kv_bits or STORED_KV_BITS,
     )
     return TableEstimator(served, model, accelerator, cluster=cluster, tables=tables or _TABLES)
-
-
-def preload(estimator: TableEstimator, layouts: Sequence[Layout]) -> None:
-    """Load the tables of some layouts, so that what follows is only arithmetic."""
-    for layout in layouts:
-        estimator._times_of(layout)
