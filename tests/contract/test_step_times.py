@@ -68,6 +68,21 @@ def test_tables_keep_what_step_times_promise(tables: PackageTables, serving: Ser
 
 
 @needs_tables
+def test_model_that_only_our_names_know_is_measured_by_its_sizes(tables: PackageTables) -> None:
+    """Its matrices are shapes like any others; a model with fewer parameters takes less."""
+    small = tables.times(
+        Serving(model="llama-3.2-3b", system="H100", engine=EngineKind.VLLM), Layout()
+    )
+    large = tables.times(
+        Serving(model="mistral-nemo-2407", system="H100", engine=EngineKind.VLLM), Layout()
+    )
+    assert not isinstance(small, NoTimes), small
+    assert not isinstance(large, NoTimes), large
+    check_promises(small)
+    assert small.decode_ms(1, 1024) < large.decode_ms(1, 1024)
+
+
+@needs_tables
 def test_models_asked_in_turn_do_not_answer_for_each_other(tables: PackageTables) -> None:
     """A backend object that is used again would return the numbers of the model before."""
     fresh = PackageTables().times(DENSE, Layout(tp=4))

@@ -214,10 +214,17 @@ def known_names() -> tuple[str, ...]:
     return tuple(sorted((*_CONFIGS, *_SAME)))
 
 
-def find_model_shape(
-    name: str, *, kv_bytes_per_value: float = KV_BYTES_PER_VALUE
-) -> ModelShape | None:
-    """Return the shape of a model by its name, with or without owner; None for a name that is not in the table."""
+class NamedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration that a name stands for. `suffix`: what the name says of narrow weights, and if it is known."""
+
+    key: str
+    fields: Fields
+    suffix: str = ""
+    width_known: bool = True
+
+
+def find_model_config(name: str) -> NamedConfig | None:
+    """Return the configuration of a model by its name, in the keys of config.json; None if it is not in the table."""
     plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
     stripped = _QUANTIZED.sub("", plain)
     key = _TUNED.sub("", stripped).replace("qwen2.5-coder-", "qwen2.5-")
@@ -225,20 +232,32 @@ def find_model_shape(
     config = _CONFIGS.get(key)
     if config is None:
         return None
-    source = f"config.json that the makers of {key} publish"
     config = {"max_position_embeddings": _context(asked, plain), **config}
     suffix = plain[len(stripped) + 1 :]
     if not suffix:
-        return shape_of_config(
-            config, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value
-        )
+        return NamedConfig(key=key, fields=config)
     width = next((found for pattern, found in _WIDTHS if pattern.search(suffix)), None)
     if width and width.get("quant_algo") == "NVFP4" and "kv_lora_rank" in config:
         width = _LATENT_NVFP4
     narrow = {**config, "quantization_config": width or {"quant_method": suffix}}
-    shape = shape_of_config(narrow, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
-    note = f"the width of the weights was read from the name ({suffix})"
-    return msgspec.structs.replace(shape, notes=(*shape.notes, note)) if width else shape
+    return NamedConfig(key=key, fields=narrow, suffix=suffix, width_known=width is not None)
+
+
+def find_model_shape(
+    name: str, *, kv_bytes_per_value: float = KV_BYTES_PER_VALUE
+) -> ModelShape | None:
+    """Return the shape of a model by its name, with or without owner; None for a name that is not in the table."""
+    found = find_model_config(name)
+    if found is None:
+        return None
+    source = f"config.json that the makers of {found.key} publish"
+    shape = shape_of_config(
+        found.fields, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value
+    )
+    if not found.suffix or not found.width_known:
+        return shape
+    note = f"the width of the weights was read from the name ({found.suffix})"
+    return msgspec.structs.replace(shape, notes=(*shape.notes, note))
 
 
 def _context(key: str, plain: str) -> int | None:

@@ -6,7 +6,6 @@ are ever handed to it, and folders with a config.json that are there.
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -89,8 +88,6 @@ def plain_name(name: str) -> str:
 
 def checkpoints_of(name: str, carried: Iterable[str]) -> tuple[str, ...]:
     """Return what the package carries of a model: the name itself first, then variants of other widths."""
-    if (Path(name) / "config.json").is_file():
-        return (name,)
     found = sorted(each for each in carried if plain_name(each) == plain_name(name))
     last = name.rpartition("/")[2].lower()
     exact = [each for each in found if each.rpartition("/")[2].lower() == last]

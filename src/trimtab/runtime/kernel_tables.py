@@ -11,12 +11,14 @@ import importlib
 import importlib.util
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from trimtab.core.layout import EstimateSource, Layout
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
+from trimtab.runtime.kernel_configs import ConfigFolders
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -115,6 +117,10 @@ class TableTimes:
         return self._known[key]
 
 
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 def _is_collective(name: str) -> bool:
     return any(name.endswith(part) or f"{part}_" in name for part in _COLLECTIVES)
 
@@ -125,6 +131,7 @@ class PackageTables:
     def __init__(self) -> None:
         self._times: dict[tuple[Serving, Layout], StepTimes | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
+        self._folders = ConfigFolders()
 
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         """Return the step times of a layout (replicas do not matter), or why there are none."""
@@ -147,14 +154,24 @@ class PackageTables:
             return NoTimes(
                 because=f"there are no tables for {serving.system}", nearest=system_names()
             )
-        carried = _carried()
-        checkpoints = checkpoints_of(serving.model, carried)
+        checkpoints = self._checkpoints(serving.model)
         if not checkpoints:
-            near = near_models(serving.model, carried)
+            near = near_models(serving.model, _carried())
             return NoTimes(
                 because=f"there are no tables for the model {serving.model}", nearest=near
             )
-        return self._first_with_data(serving, layout, engine, system, checkpoints)
+        try:
+            return self._first_with_data(serving, layout, engine, system, checkpoints)
+        except _REFUSALS as error:  # an architecture that the package does not know
+            return NoTimes(because=f"there are no tables for {serving.model}: {_line(error)}")
+
+    def _checkpoints(self, model: str) -> tuple[str, ...]:
+        """Return names that the package carries, or a folder; a path that is there is never taken for a name."""
+        found = () if Path(model).exists() else checkpoints_of(model, _carried())
+        if found:
+            return found
+        folder = self._folders.folder_of(model)
+        return () if folder is None else (folder,)
 
     def _first_with_data(
         self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
@@ -173,7 +190,7 @@ class PackageTables:
                 try:
                     handle = self._compile(widths, layout, engine, system, mode)
                 except _REFUSALS as error:
-                    refused = refused or str(error).splitlines()[0][:200]
+                    refused = refused or _line(error)
                     continue
                 return TableTimes(handle, _notes(serving, widths, handle))
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
@@ -288,10 +305,9 @@ def _carried() -> tuple[str, ...]:
 
 def _stated(model: str, checkpoint: str) -> str:
     """The precision in a model's name where the checkpoint taken for it has another name."""
-    same = (
-        model == checkpoint
-        or model.rpartition("/")[2].lower() == checkpoint.rpartition("/")[2].lower()
-    )
+    if Path(model).exists():
+        return ""
+    same = model.rpartition("/")[2].lower() == checkpoint.rpartition("/")[2].lower()
     return "" if same else width_in(model)
 
 
