@@ -99,7 +99,7 @@ def calibrate(
             phase: fit_correction(phase, priors[phase], [run.observation(phase) for run in runs])
             for phase in Phase
         },
-        width={phase: widths.of(phase, system, engine) for phase in Phase},
+        width={phase: widths.of(phase, system, engine, len(runs)) for phase in Phase},
         rows=len(runs),
     )
 

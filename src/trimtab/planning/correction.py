@@ -4,13 +4,15 @@ The logarithm of measured over expected is a Gaussian process over what was run:
 group, and deviations that runs share the more, the nearer they are in layout, clients, prompt and answer tokens,
 precision, engine version, and in the expected time itself (what an estimate leaves out weighs more on short times).
 What few measurements say is thereby shrunk towards the prior, counts fully only near where it was measured, and leaves
-a stated standard deviation everywhere. A measurement far outside what the prior holds possible counts less (Student-t
-weights), and a factor beyond the bounds is clamped and reported.
+a stated deviation everywhere. A group whose rows lie farther off than the prior holds likely is less sure of
+everything, one whose rows lie nearer is surer (a Student-t process: its scale is learned with its values). A single
+measurement far outside counts less, and a factor beyond the bounds is clamped and reported.
 
 Regimes: without measurements the factor is the prior's own bias and the deviation the prior's; with many near the
 point asked for, the factor is their mean and the deviation the noise between repeated runs. Fails where a server
 changes regime between measured and asked (it queues, or speculates): bounds and deviation then promise too much.
-Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
+Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1; Shah, Wilson and Ghahramani,
+Student-t Processes as Alternatives to Gaussian Processes (2014), equation 6.
 """
 
 import math
@@ -48,7 +50,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
 
     `bias`: its mean. `*_sd`: how far runs differ that differ in one respect only; `*_reach`: after how many doublings
     of that quantity two runs are nearly strangers. `bound`: the largest correction either way. `tail`: degrees of
-    freedom of the Student-t that measurements are weighted by.
+    freedom of the Student-t, of single measurements and of the whole group.
     """
 
     bias: float
@@ -78,13 +80,14 @@ class Factor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted correction of one phase; `weights` and `triangle` are the solved process (see the module's source)."""
+    """A fitted correction of one phase: the solved process, and `scale`, which multiplies its deviations."""
 
     phase: Phase
     prior: Prior
     observations: tuple[Observation, ...]
     weights: tuple[float, ...]
     triangle: tuple[tuple[float, ...], ...]
+    scale: float
 
     def at(self, load: Load, expected_ms: float) -> Factor:
         """Return the factor for a run; O(n) for its mean and O(n²) for its deviation in the n observations."""
@@ -98,7 +101,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
         bounded = min(max(mean, -self.prior.bound), self.prior.bound)
         return Factor(
             factor=math.exp(bounded),
-            log_sd=math.sqrt(max(variance, 0.0) + self.prior.noise_sd**2),
+            log_sd=self.scale * math.sqrt(max(variance, 0.0) + self.prior.noise_sd**2),
             pegged=bounded != mean,
         )
 
@@ -115,12 +118,14 @@ def fit_correction(phase: Phase, prior: Prior, observations: Sequence[Observatio
     for _ in range(_REWEIGHTINGS if len(kept) > 2 else 0):
         noise = _heavy_tailed(prior, noise, weights)
         triangle, weights = _solve(shared, noise, errors)
+    surprise = sum(error * weight for error, weight in zip(errors, weights, strict=True))
     return Correction(
         phase=phase,
         prior=prior,
         observations=tuple(kept),
         weights=tuple(weights),
         triangle=tuple(tuple(line) for line in triangle),
+        scale=math.sqrt((prior.tail + surprise) / (prior.tail + len(kept))),
     )
 
 

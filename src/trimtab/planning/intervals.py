@@ -2,8 +2,8 @@
 
 The process of `correction` says how uncertain a corrected time is relative to others: less near what was measured, more
 in a group where nothing was. How wide the interval must be in those deviations is taken from measured errors: the
-90% quantile of |error| / deviation over groups that had no part in the correction (split conformal, Vovk 2005), for
-each hardware and engine where enough rows were measured, and over all of them elsewhere.
+90% quantile of |error| / deviation over rows that had no part in the correction (split conformal, Vovk 2005), apart by
+how many rows calibrate, and, where none does, by hardware and engine as far as several models were measured on them.
 """
 
 import math
@@ -19,14 +19,19 @@ COVER: Final = 0.9
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
-    """Half widths of intervals in deviations: by phase over everything, and by phase, hardware and engine."""
+    """Half widths of intervals, in deviations.
 
-    overall: Mapping[Phase, float]
+    `overall`: by phase, pairs of (calibrating rows at least, width), ascending from 0 rows. `by_server`: by phase,
+    hardware and engine, where nothing calibrates.
+    """
+
+    overall: Mapping[Phase, tuple[tuple[int, float], ...]]
     by_server: Mapping[tuple[Phase, str, str], float] = {}
 
-    def of(self, phase: Phase, system: str, engine: str) -> float:
-        """Return the half width for a server's hardware and engine, the overall one where those are unknown."""
-        return self.by_server.get((phase, system, engine), self.overall[phase])
+    def of(self, phase: Phase, system: str, engine: str, rows: int) -> float:
+        """Return the half width for a server's hardware and engine of whose model `rows` rows calibrate."""
+        found = [width for least, width in self.overall[phase] if least <= rows][-1]
+        return self.by_server.get((phase, system, engine), found) if rows == 0 else found
 
 
 def span(expected_ms: float, factor: Factor, width: float) -> Span:

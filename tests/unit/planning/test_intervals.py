@@ -35,5 +35,22 @@ def test_too_few_errors_promise_nothing() -> None:
 
 def test_unknown_server_gets_the_overall_width() -> None:
     """A hardware and engine without a width of their own take that of all."""
-    widths = Widths(overall={Phase.DECODE: 2.0}, by_server={(Phase.DECODE, "a", "b"): 1.5})
-    assert (widths.of(Phase.DECODE, "a", "b"), widths.of(Phase.DECODE, "a", "c")) == (1.5, 2.0)
+    widths = Widths(
+        overall={Phase.DECODE: ((0, 2.0), (4, 1.8))}, by_server={(Phase.DECODE, "a", "b"): 1.5}
+    )
+    assert widths.of(Phase.DECODE, "a", "b", 0) == 1.5
+    assert widths.of(Phase.DECODE, "a", "c", 0) == 2.0
+
+
+def test_width_follows_the_rows_that_calibrate() -> None:
+    """The width of the largest number of rows that there are; a server's own one holds without rows only."""
+    widths = Widths(
+        overall={Phase.DECODE: ((0, 2.0), (2, 1.9), (4, 1.8))},
+        by_server={(Phase.DECODE, "a", "b"): 1.5},
+    )
+    assert [widths.of(Phase.DECODE, "a", "b", rows) for rows in (1, 2, 3, 9)] == [
+        2.0,
+        1.9,
+        1.9,
+        1.8,
+    ]
