@@ -18,6 +18,7 @@ from trimtab import __version__  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
+from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
@@ -34,6 +35,7 @@ def main() -> None:
     \b
     Start here:
       trimtab diagnose http://host:8000/metrics      what binds servers that already run
+      trimtab plan --model qwen3-32b --hardware H100:8 ...   which layout, on how few accelerators
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
@@ -41,7 +43,7 @@ def main() -> None:
     """
 
 
-for command in (diagnose, prompts, tune, up, load, ledger):
+for command in (diagnose, plan, prompts, tune, up, load, ledger):
     main.add_command(command)
 
 

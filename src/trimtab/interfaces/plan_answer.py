@@ -149,7 +149,7 @@ def answer_of(
         spread=found.spread,
         capacity=found.capacity,
         split=found.split,
-        uncertain=found.uncertain,
+        uncertain=tuple(each for each in found.uncertain if each not in sources),
         measurements=found.measurements,
         unknown=found.unknown,
         sources=tuple(sources),

@@ -13,8 +13,11 @@ from trimtab.core.nearest import nearest_names
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
 from trimtab.engines.model_names import find_model_shape, known_names
 from trimtab.planning.layouts import Sizes
+from trimtab.planning.measured import Group
 from trimtab.planning.plan_ask import Ask, find_exchange
+from trimtab.planning.plan_ports import Estimator
 from trimtab.planning.precision import find_kv_bits, with_precision
+from trimtab.runtime.plan_estimator import build_estimator
 from trimtab.runtime.served_known import LOCAL_CPU, find_hardware, read_model
 from trimtab.runtime.served_sources import SourceError
 from trimtab.workloads.base import WorkloadError
@@ -32,6 +35,9 @@ ENGINES: Final = {
     "trtllm": EngineKind.TRTLLM,
 }
 _HARDWARE: Final = re.compile(r"(?P<name>[^:]+)(?::(?P<count>\d+)(?:x(?P<nodes>\d+))?)?")
+NODE_DEVICES: Final = 8
+NARROW: Final = ("fp8", "fp4")
+NARROW_KV_BITS: Final = 8
 _NETWORKS: Final = ("InfiniBand", "RoCE", "Ethernet")
 
 
@@ -59,6 +65,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     collective: str | None = None
     engine: str = "vllm"
     trace: Path | None = None
+    measured: tuple[str, ...] = ()
     sizes: Sizes = Sizes()
 
 
@@ -66,7 +73,7 @@ def ask_of(words: Words, trace: TraceLoad | None) -> Ask:
     """Return what is asked; raises `PlanInputError` that names the option, `SourceError` for files."""
     accelerator, devices, nodes = hardware_of(words.hardware)
     return Ask(
-        model=model_of(words.model, words.precision, words.kv_precision),
+        model=model_of(words.model, words.precision),
         accelerator=accelerator,
         cluster=cluster_of(words, accelerator, devices, nodes),
         demand=demand_of(words, trace),
@@ -100,7 +107,7 @@ def hardware_of(text: str) -> tuple[Accelerator, int, int]:
         raise PlanInputError("hardware", f"no accelerator {name!r} is known", near) from error
 
 
-def model_of(text: str, precision: str | None, kv_precision: str | None) -> ModelShape:
+def model_of(text: str, precision: str | None) -> ModelShape:
     """Return a model at the precisions asked for; raises `PlanInputError`, `SourceError`."""
     if not Path(text).exists() and find_model_shape(text) is None:
         near = nearest_names(text, known_names()) or tuple(known_names())
@@ -171,3 +178,24 @@ def read_trace(path: Path) -> TraceLoad:
 def kv_bits_of(words: Words) -> int | None:
     """Return the bits of a value in the KV cache that were asked for."""
     return None if words.kv_precision is None else find_kv_bits(words.kv_precision)
+
+
+def estimator_of(group: Group, precision: str) -> Estimator:
+    """Return the estimator of a measured group's server on as many devices as a node usually has.
+
+    Raises `PlanInputError` where its model, hardware or engine is not known.
+    """
+    engine = ENGINES.get(group.engine)
+    if engine is None:
+        raise PlanInputError("engine", f"no engine {group.engine!r} is known", tuple(ENGINES))
+    accelerator, _, _ = hardware_of(group.system)
+    return build_estimator(
+        model_of(group.model, precision or None),
+        accelerator,
+        model_name=group.model,
+        engine=engine,
+        precision=precision,
+        # benchmarks of 8-bit and 4-bit checkpoints run with an 8-bit cache
+        kv_bits=NARROW_KV_BITS if precision in NARROW else None,
+        cluster=Cluster(devices=NODE_DEVICES, nodes=1, link=usual_link(accelerator.name)),
+    )

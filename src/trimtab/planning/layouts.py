@@ -17,6 +17,7 @@ import msgspec
 from trimtab.core.layout import Cluster, Layout, PlanInputError
 from trimtab.core.served import ModelShape
 from trimtab.diagnosis.roofline_layout import layout_sizes
+from trimtab.planning.model_parts import vocabulary_divides
 
 DEVICES_MAX = 4096
 """A cluster beyond this is planned in parts."""
@@ -58,7 +59,8 @@ def possible_layouts(model: ModelShape, cluster: Cluster, fixed: Sizes | None = 
     _check(model, cluster)
     heads, layers = model.heads or 1, model.layers or 1
     _check_fixed(model, cluster, fixed)
-    tensor = layout_sizes(heads, model.kv_heads, cluster.total).allowed
+    sizes = layout_sizes(heads, model.kv_heads, cluster.total).allowed
+    tensor = [size for size in sizes if vocabulary_divides(model, size)]
     stages = _stage_counts(layers, cluster, fixed)
     found = {
         layout
@@ -122,6 +124,9 @@ def _check_fixed(model: ModelShape, cluster: Cluster, fixed: Sizes) -> None:
             if refused.size == fixed.tp:
                 near = tuple(str(size) for size in sizes.nearest(fixed.tp))
                 raise PlanInputError("tp", refused.because, near)
+        if not vocabulary_divides(model, fixed.tp):
+            near = tuple(str(size) for size in sizes.nearest(fixed.tp))
+            raise PlanInputError("tp", _vocabulary_words(model, fixed.tp), near)
     if fixed.moe_ep is not None and fixed.moe_ep > 1:
         because = _why_no_experts(model, fixed.moe_ep)
         if because:
@@ -211,6 +216,10 @@ def _impossible(model: ModelShape, cluster: Cluster) -> Iterator[Impossible]:
             because=refused.because + support,
             nearest=_near_layouts(sizes.nearest(refused.size), refused.size),
         )
+    for size in sizes.allowed:
+        if not vocabulary_divides(model, size):
+            near = _near_layouts(sizes.nearest(size), size)
+            yield Impossible(what=f"TP{size}", because=_vocabulary_words(model, size), nearest=near)
     yield from _impossible_experts(model, cluster)
     if cluster.total > (model.layers or 1):
         yield Impossible(
@@ -218,6 +227,10 @@ def _impossible(model: ModelShape, cluster: Cluster) -> Iterator[Impossible]:
             because=f"{model.layers} layers leave none for some of {cluster.total} stages",
             nearest=(f"PP{model.layers}",),
         )
+
+
+def _vocabulary_words(model: ModelShape, size: int) -> str:
+    return f"the vocabulary of {model.vocabulary} tokens, padded to 64, does not divide over {size} ranks"
 
 
 def _near_layouts(near: tuple[int, ...], size: int) -> tuple[str, ...]:

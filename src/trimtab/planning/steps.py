@@ -100,7 +100,9 @@ def _growth_rows(found: Sequence[Candidate]) -> Iterator[Growth]:
             efficiency=_efficiency(first, tokens / devices, carries=verdict.carries),
             communication_share=expected.communication_share,
             meets=verdict.meets,
-            reverses=before is not None and expected.tpot_ms.value > before.tpot_ms.value,
+            reverses=before is not None
+            and before.carries
+            and expected.tpot_ms.value > before.tpot_ms.value,
         )
         first = first or (row if row.carries else None)
         before = row

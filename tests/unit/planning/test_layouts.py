@@ -1,5 +1,6 @@
 """Which layouts sizes allow, and what is nearest to those that they forbid."""
 
+import msgspec
 import pytest
 from plan_kit import cluster, dense, mixture
 
@@ -97,3 +98,13 @@ def test_replica_lies_in_a_node_or_takes_whole_nodes(
 ) -> None:
     """Groups of 3 leave two devices of each 8 idle; groups of 12 would share a node and are not placed."""
     assert placed_replicas(layout, cluster(8, nodes)) == expected
+
+
+def test_vocabulary_that_does_not_divide_forbids_a_size() -> None:
+    """40 heads divide over 5 ranks, 151,936 tokens do not: vLLM refuses to start."""
+    model = msgspec.structs.replace(dense(heads=40, kv_heads=40), vocabulary=151_936)
+    assert 5 not in tensor_sizes(model, cluster(8))
+    refused = {each.what: each for each in possible_layouts(model, cluster(8)).impossible}
+    assert "vocabulary" in refused["TP5"].because
+    with pytest.raises(PlanInputError, match=r"tp: the vocabulary .* nearest valid: 4 or 8"):
+        possible_layouts(model, cluster(8), Sizes(tp=5))
