@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
 from trimtab.core.layout import (
     Demand,
@@ -13,6 +15,7 @@ from trimtab.core.layout import (
     PlanInputError,
     Span,
 )
+from trimtab.interfaces.cli import main
 from trimtab.planning.measured import COLUMNS, Group
 from trimtab.planning.plan_ports import Estimator
 from trimtab.runtime.plan_validate import estimate_rows, read_table, validate_table
@@ -75,13 +78,45 @@ def test_unknown_models_and_layouts_lower_the_coverage_only(tmp_path: Path) -> N
     estimated = estimate_rows(read_table(path), build)
     assert len(estimated.runs) == 12
     assert list(estimated.refused) == ["h100_sxm/vllm/nobody/knows fp8"]
-    assert validate_table(path, 1, build).overall.k0.coverage == 37.5
+    found = validate_table(path, 1, build)
+    assert found.overall.k0.coverage == 37.5
+    assert list(found.refused) == ["h100_sxm/vllm/nobody/knows fp8"]
 
 
 def test_missing_file_is_said(tmp_path: Path) -> None:
     """A path that is no readable file is one error that names it."""
     with pytest.raises(SourceError, match="absent"):
         validate_table(tmp_path / "absent.csv", 1, build)
+
+
+def test_command_prints_the_validation_as_json(tmp_path: Path) -> None:
+    """The command asks its own estimator, here a roofline, and prints the agreed fields."""
+    path = write(tmp_path / "t.csv", ("meta-llama/Llama-3.1-8B-Instruct",), (1, 2))
+    path.write_text(path.read_text().replace("h100_sxm", "RTX 4090"))
+    result = CliRunner().invoke(main, ["plan", "--validate", str(path), "--json", "--seed", "3"])
+    assert result.exit_code == 0, result.output
+    found = msgspec.json.decode(result.stdout)
+    overall = found["overall"]
+    assert [overall[k]["rows"] for k in ("k0", "k2", "k4")] == [8, 6, 4]
+    assert {
+        "coverage",
+        "tpot_mdape",
+        "tpot_p90",
+        "ttft_mdape",
+        "ttft_p90",
+        "interval_cover",
+    } <= set(overall["k4"])
+    assert {"right_split", "regret", "right_split_2", "regret_2"} <= set(overall)
+    assert list(found["groups"]) == ["RTX 4090/vllm/meta-llama/Llama-3.1-8B-Instruct"]
+    assert found["seed"] == 3
+
+
+def test_command_names_the_missing_column(tmp_path: Path) -> None:
+    """A table that is none ends with code 3 and one line that names the column."""
+    path = tmp_path / "t.csv"
+    path.write_text("id,engine\n1,vllm\n")
+    result = CliRunner().invoke(main, ["plan", "--validate", str(path)])
+    assert (result.exit_code, "engine_version" in result.output) == (3, True)
 
 
 def test_public_table_is_read_whole(public_data: Path) -> None:

@@ -37,7 +37,9 @@ def print_validation(validation: Validation, console: Console) -> None:
     for label, part in validation.groups.items():
         table.add_row(label, *_cells(part))
     console.print(table)
-    console.print(f"Everything in percent. {UNITS}.", highlight=False)
+    console.print(f"Shown in percent; as JSON: {UNITS}.", highlight=False)
+    for label, why in validation.refused.items():
+        console.print(f"not estimated: {label}: {why}", highlight=False, markup=False)
 
 
 def _cells(part: Part) -> list[str]:

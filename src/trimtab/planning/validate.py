@@ -89,11 +89,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole validation; `groups` by their label, `seed` drew the calibrating rows."""
+    """A whole validation; `groups` by their label, `seed` drew the calibrating rows.
+
+    `refused`: why a group at a precision could not be estimated, by its label.
+    """
 
     overall: Part
     groups: Mapping[str, Part]
     seed: int
+    refused: Mapping[str, str] = {}
 
 
 def validate(

@@ -32,7 +32,9 @@ class Estimated(msgspec.Struct, frozen=True, kw_only=True):
 def validate_table(path: Path, seed: int, build: BuildEstimator) -> Validation:
     """Validate estimates against the table in a file; raises `SourceError` and `PlanInputError`."""
     rows = read_table(path)
-    return validate(rows, estimate_rows(rows, build).runs, seed)
+    estimated = estimate_rows(rows, build)
+    found = validate(rows, estimated.runs, seed)
+    return msgspec.structs.replace(found, refused=estimated.refused)
 
 
 def read_table(path: Path) -> tuple[MeasuredLayout, ...]:
@@ -63,7 +65,7 @@ def estimate_rows(rows: Sequence[MeasuredLayout], build: BuildEstimator) -> Esti
 
 
 def estimate_row(row: MeasuredLayout, estimator: Estimator) -> Run | None:
-    """Return a row with what is expected of it; None where that is not a time."""
+    """Return a row with what is expected of it; None where the layout cannot be, or no time is expected."""
     demand = Demand(
         input_tokens=row.load.input_tokens,
         output_tokens=row.load.output_tokens,
@@ -71,7 +73,7 @@ def estimate_row(row: MeasuredLayout, estimator: Estimator) -> Run | None:
     )
     try:
         expected = estimator.expected(row.load.layout, demand)
-    except PlanInputError:
+    except ValueError:
         return None
     times = (expected.tpot_ms.value, expected.ttft_ms.value)
     if not all(math.isfinite(time) and time > 0.0 for time in times):
