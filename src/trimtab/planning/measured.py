@@ -76,8 +76,13 @@ class MeasuredLayout(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
 
 
-def read_measured(lines: Iterable[str]) -> tuple[MeasuredLayout, ...]:
-    """Read a table of measured layouts from its lines; raises `PlanInputError` naming the column and the row."""
+def read_measured(
+    lines: Iterable[str], refused: dict[str, str] | None = None
+) -> tuple[MeasuredLayout, ...]:
+    """Read a table of measured layouts from its lines; raises `PlanInputError` naming the column and the row.
+
+    With `refused` given, a row that cannot be is left out and said there; a table without any other still raises.
+    """
     table = csv.DictReader(lines)
     missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
     if missing:
@@ -86,9 +91,14 @@ def read_measured(lines: Iterable[str]) -> tuple[MeasuredLayout, ...]:
     for number, fields in enumerate(table, start=2):
         if len(rows) == ROWS_MAX:
             raise PlanInputError("table", f"has more than {ROWS_MAX:,} rows")
-        rows.append(_row(fields, number))
+        try:
+            rows.append(_row(fields, number))
+        except PlanInputError as error:
+            if refused is None:
+                raise
+            refused[f"row {number}"] = str(error)
     if not rows:
-        raise PlanInputError("table", "has no row")
+        raise PlanInputError("table", "has no row that can be used")
     return tuple(rows)
 
 

@@ -91,7 +91,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """A whole validation; `groups` by their label, `seed` drew the calibrating rows.
 
-    `refused`: why a group at a precision could not be estimated, by its label.
+    `refused`: why a row could not be read, or a group at a precision not estimated, by its label.
     """
 
     overall: Part

@@ -31,17 +31,18 @@ class Estimated(msgspec.Struct, frozen=True, kw_only=True):
 
 def validate_table(path: Path, seed: int, build: BuildEstimator) -> Validation:
     """Validate estimates against the table in a file; raises `SourceError` and `PlanInputError`."""
-    rows = read_table(path)
+    refused: dict[str, str] = {}
+    rows = read_table(path, refused)
     estimated = estimate_rows(rows, build)
     found = validate(rows, estimated.runs, seed)
-    return msgspec.structs.replace(found, refused=estimated.refused)
+    return msgspec.structs.replace(found, refused=refused | estimated.refused)
 
 
-def read_table(path: Path) -> tuple[MeasuredLayout, ...]:
-    """Read a table of measured layouts from a file; raises `SourceError` and `PlanInputError`."""
+def read_table(path: Path, refused: dict[str, str] | None = None) -> tuple[MeasuredLayout, ...]:
+    """Read a table of measured layouts from a file, see `read_measured`; raises `SourceError`, `PlanInputError`."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            return read_measured(lines)
+            return read_measured(lines, refused)
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
 

@@ -81,3 +81,12 @@ def test_empty_table_is_refused() -> None:
     """A header alone says nothing."""
     with pytest.raises(PlanInputError):
         read_measured([",".join(COLUMNS)])
+
+
+def test_bad_rows_can_be_left_out_and_said() -> None:
+    """Asked to, the reader keeps what can be and names each row that cannot."""
+    refused: dict[str, str] = {}
+    lines = [*table(), table(tpot_ms="0")[1]]
+    assert len(read_measured(lines, refused)) == 1
+    assert list(refused) == ["row 3"]
+    assert "tpot_ms" in refused["row 3"]
