@@ -39,7 +39,7 @@ def print_validation(validation: Validation, console: Console) -> None:
     console.print(table)
     console.print(f"Shown in percent; as JSON: {UNITS}.", highlight=False)
     for label, why in validation.refused.items():
-        console.print(f"not estimated: {label}: {why}", highlight=False, markup=False)
+        console.print(f"left out: {label}: {why}", highlight=False, markup=False)
 
 
 def _cells(part: Part) -> list[str]:
