@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.core.layout import Layout
-from trimtab.planning.correction import Observation, Phase, fit_correction
+from trimtab.planning.correction import SCALE_MAX, Observation, Phase, fit_correction
 from trimtab.planning.measured import Load
 from trimtab.planning.measured_errors import PRIORS
 from trimtab.planning.propose import Candidate, promise, propose_measurements, rank_layouts
@@ -43,12 +43,15 @@ candidates = st.lists(
 def test_correction_is_bounded_and_certain_of_nothing(
     phase: Phase, seen: list[Observation], asked: Load, expected_ms: float
 ) -> None:
-    """Any measurements, any point: the factor stays in its bounds, the deviation between noise and the whole prior."""
+    """Any measurements, any point: the factor stays in its bounds, the deviation between noise and prior, scaled."""
     prior = PRIORS[phase]
     none = fit_correction(phase, prior, []).at(asked, expected_ms)
-    found = fit_correction(phase, prior, seen).at(asked, expected_ms)
+    correction = fit_correction(phase, prior, seen)
+    found = correction.at(asked, expected_ms)
+    least = math.sqrt(prior.tail / (prior.tail + len(seen)))
     assert abs(math.log(found.factor)) <= prior.bound + 1e-9
-    assert prior.noise_sd * 0.999 <= found.log_sd <= none.log_sd + 1e-6
+    assert least * 0.999 <= correction.scale <= SCALE_MAX
+    assert prior.noise_sd * 0.999 <= found.log_sd / correction.scale <= none.log_sd + 1e-6
 
 
 @given(phases, observations, loads, times)

@@ -27,6 +27,9 @@ from trimtab.planning.measured import Load
 
 OBSERVATIONS_MAX: Final = 64
 """Solving grows with the cube of these; the newest are kept."""
+SCALE_MAX: Final = 5.0
+"""However far off a group's rows lie, its deviations grow no more than this."""
+
 _REWEIGHTINGS: Final = 3
 
 
@@ -125,7 +128,7 @@ def fit_correction(phase: Phase, prior: Prior, observations: Sequence[Observatio
         observations=tuple(kept),
         weights=tuple(weights),
         triangle=tuple(tuple(line) for line in triangle),
-        scale=math.sqrt((prior.tail + surprise) / (prior.tail + len(kept))),
+        scale=min(SCALE_MAX, math.sqrt((prior.tail + surprise) / (prior.tail + len(kept)))),
     )
 
 

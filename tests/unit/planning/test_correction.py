@@ -92,3 +92,12 @@ def test_times_of_zero_are_refused() -> None:
     """A logarithm needs times above zero."""
     with pytest.raises(ValueError, match="above zero"):
         fit_correction(Phase.DECODE, PRIOR, [seen(0.0)])
+
+
+def test_group_that_surprises_is_less_sure_of_itself() -> None:
+    """Rows as near as the prior likes narrow the deviation far away; rows far off the prior widen it."""
+    asked = load(8, 256.0)
+    calm = fit_correction(Phase.DECODE, PRIOR, [seen(1.01), seen(0.99, clients=64.0)])
+    wild = fit_correction(Phase.DECODE, PRIOR, [seen(1.8), seen(0.5, clients=64.0)])
+    assert calm.at(asked, 3.0).log_sd < wild.at(asked, 3.0).log_sd
+    assert calm.scale < 1.0 < wild.scale
