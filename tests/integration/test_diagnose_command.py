@@ -132,6 +132,47 @@ def test_server_whose_ceilings_nobody_tells_is_not_called_healthy(tmp_path: Path
     assert "--model and --hardware" in told.said("would_tell")
 
 
+@pytest.mark.parametrize(("finished", "code"), [(10, 0), (40, 0), (58, 4)])
+def test_server_that_is_mostly_empty_is_near_no_ceiling(
+    tmp_path: Path, finished: int, code: int
+) -> None:
+    """Requests of a second each, so many a minute: no ceiling is used for longer than requests are there."""
+    each = {"finished": finished, "prompt_tokens": 20 * finished, "output_tokens": 20 * finished}
+    load = CALM.but(running=0, e2e=Hist(finished, 1.0), **each)
+    told = diagnose(tmp_path, vllm(load), vllm(later(load, 2)), options=("--between", "60"))
+    assert told.code == code
+
+
+@pytest.mark.parametrize(
+    ("load", "code"),
+    [
+        (CALM.but(prefill=Hist(50, 0.7), decode=Hist(50, 0.2), ttft=Hist(50, 0.7)), 4),
+        (CALM.but(queue=Hist(50, 0.7), decode=Hist(50, 0.2), ttft=Hist(50, 0.75)), 1),
+    ],
+    ids=["prefill is the work itself", "queueing yields nothing"],
+)
+def test_phase_that_leads_is_a_bottleneck_only_where_something_says_so(
+    tmp_path: Path, load: Load, code: int
+) -> None:
+    """Without ceilings and targets a phase of work may lead on a server that does well; waiting may not."""
+    told = diagnose(tmp_path, vllm(load), vllm(later(load, 2)), options=("--between", "60"))
+    assert (told.code, told.binding is None) == (code, False)
+
+
+def test_failing_requests_alone_are_no_bottleneck(tmp_path: Path) -> None:
+    """A server known to fail is not healthy; without anything that binds, exit code 1 would name what nobody knows."""
+    page = """tgi_batch_current_size 2
+tgi_queue_size 0
+tgi_request_success {success}
+tgi_request_failure{{err="generation"}} {failure}
+tgi_request_generated_tokens_sum {tokens}
+"""
+    pages = [page.format(success=50 * n, failure=20 * n, tokens=900 * n) for n in (1, 2)]
+    told = diagnose(tmp_path, *pages, options=("--between", "60"))
+    assert (told.code, told.binding, told.answer["healthy"]) == (4, None, False)
+    assert "fail" in told.answer["healthy_because"]
+
+
 def test_idle_server_is_healthy(tmp_path: Path) -> None:
     """Nothing runs and nothing waits."""
     assert diagnose(tmp_path, vllm(CALM.but(running=0))).code == 0

@@ -71,6 +71,10 @@ class Load:
     post: Hist | None = None
     transfer_bytes: Hist | None = None
     descriptors: Hist | None = None
+    failures: float | None = None
+    expired: float | None = None
+    external_queries: float | None = None
+    external_hits: float | None = None
     output_gauge: float | None = None
     prompt_length: Hist | None = None
     output_length: Hist | None = None
@@ -108,6 +112,10 @@ VLLM = {
     "post": (SECONDS, "vllm:nixl_post_time_seconds"),
     "transfer_bytes": ((2.0**20, 2.0**25, 2.0**30), "vllm:nixl_bytes_transferred"),
     "descriptors": ((10, 100, 1000, 10000, 100000), "vllm:nixl_num_descriptors"),
+    "failures": ("counter", "vllm:nixl_num_failed_transfers_total"),
+    "expired": ("counter", "vllm:nixl_num_kv_expired_reqs_total"),
+    "external_queries": ("counter", "vllm:external_prefix_cache_queries_total"),
+    "external_hits": ("counter", "vllm:external_prefix_cache_hits_total"),
     "prompt_length": (LENGTHS, "vllm:request_prompt_tokens"),
     "output_length": (LENGTHS, "vllm:request_generation_tokens"),
 }
@@ -126,6 +134,7 @@ SGLANG = {
     "tpot": (STEPS, "sglang:time_per_output_token_seconds"),
     "chunk_gap": (STEPS, "sglang:inter_token_latency_seconds"),
     "output_gauge": ("gauge", "sglang:gen_throughput"),
+    "failures": ("counter", "sglang:num_transfer_failed_reqs_total"),
     "prompt_length": (LENGTHS, "sglang:prompt_tokens_histogram"),
     "output_length": (LENGTHS, "sglang:generation_tokens_histogram"),
 }
@@ -144,7 +153,7 @@ LLAMACPP = {
 def vllm(*ranks: Load, started_s: float | None = None) -> str:
     """A page of vLLM V1: one `engine` label a rank."""
     labels = [f'engine="{rank}",model_name="m"' for rank in range(len(ranks))]
-    return _page(VLLM, list(zip(labels, ranks, strict=True)), started_s)
+    return page_of(VLLM, list(zip(labels, ranks, strict=True)), started_s)
 
 
 def sglang(*ranks: Load, started_s: float | None = None) -> str:
@@ -154,19 +163,20 @@ def sglang(*ranks: Load, started_s: float | None = None) -> str:
         f'dp_rank="{rank}",model_name="m"' if several else 'model_name="m"'
         for rank in range(len(ranks))
     ]
-    return _page(SGLANG, list(zip(labels, ranks, strict=True)), started_s)
+    return page_of(SGLANG, list(zip(labels, ranks, strict=True)), started_s)
 
 
 def llamacpp(load: Load) -> str:
     """A page of llama.cpp's server, which labels nothing."""
-    return _page(LLAMACPP, [("", load)], None)
+    return page_of(LLAMACPP, [("", load)])
 
 
-def _page(
+def page_of(
     names: Mapping[str, tuple[Any, str]],
     ranks: Sequence[tuple[str, Load]],
-    started_s: float | None,
+    started_s: float | None = None,
 ) -> str:
+    """A page of an engine that writes each field under the name given for it; `ranks`: labels and load of each."""
     lines: list[str] = []
     for field, (kind, name) in names.items():
         told = [(labels, getattr(load, field)) for labels, load in ranks]

@@ -74,6 +74,7 @@ class Counter(StrEnum):
     TRANSFERS = "transfers"
     TRANSFER_BYTES = "transfer_bytes"
     TRANSFER_FAILURES = "transfer_failures"
+    TRANSFERS_EXPIRED = "transfers_expired"
     TRANSFER_DESCRIPTORS = "transfer_descriptors"
 
 
@@ -182,6 +183,8 @@ class ServerWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Per rank: gauges as means over the scrapes, counters and histograms as growth over the window."""
     gauges_max: tuple[Mapping[Gauge, float], ...] = ()
     """For each rank of `ranks`, the largest value of its gauges over the scrapes."""
+    moments: tuple[Mapping[Gauge, float], ...] = ()
+    """At each scrape, oldest first, running and waiting requests over `ranks`; empty where one of them was absent."""
     totals: tuple[RankSample, ...] = ()
     """Per rank, what the last scrape says: counters and histograms since the start of the server."""
     lost_ranks: tuple[str, ...] = ()

@@ -74,8 +74,14 @@ class SpeculationFacts(_Strict, frozen=True, kw_only=True):
 
 
 class ArmTimes(_Strict, frozen=True, kw_only=True):
-    """One side of a comparison as clients and server counted it. Milliseconds and tokens, per request means."""
+    """One side of a comparison as clients and server counted it. Milliseconds and tokens, per request means.
 
+    `tpot_ms`: as the server's own histogram tells it. `batch`: running requests of a rank; times per token at
+    different batches do not compare.
+    """
+
+    tpot_ms: float | None = None
+    batch: float | None = None
     chunk_gap_ms: float | None = None
     tokens_per_chunk: float | None = None
     e2e_ms: float | None = None
@@ -124,7 +130,7 @@ class CacheFacts(_Strict, frozen=True, kw_only=True):
     they are, and after the fix that the prompt lint names.
     `salted_predicted_share`, `salted_engine_share`: hits that a router promised, and that engines had, for requests
     with a salt. `enabled`: whether the engine caches at all. `same_tenant_hit`, `other_tenant_hit`: what a test of
-    isolation saw.
+    isolation saw. `sessions_stay`: each session always goes to the same server, so that no other can hold its prefix.
     """
 
     proxy_hit_share: float | None = None
@@ -135,16 +141,20 @@ class CacheFacts(_Strict, frozen=True, kw_only=True):
     enabled: bool | None = None
     same_tenant_hit: bool | None = None
     other_tenant_hit: bool | None = None
+    sessions_stay: bool | None = None
 
 
 class ReplicaLoad(_Strict, frozen=True, kw_only=True):
-    """One server as a router may see it. `match_share`: part of the request's prompt that it holds (0 to 1)."""
+    """One server as a router may see it; what is left out is read from the source of that name.
+
+    `match_share`: part of the request's prompt that it holds (0 to 1).
+    """
 
     name: str
     kv_used_share: float | None = None
     waiting: float | None = None
     in_flight: float | None = None
-    match_share: float = 0.0
+    match_share: float | None = None
 
 
 class BalanceFacts(_Strict, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ class ServedName(StrEnum):
     RUNNING_MAX = "running_max"
     WAITING_MEAN = "waiting_mean"
     WAITING_MAX = "waiting_max"
+    WAITING_MIN = "waiting_min"
     SWAPPED_MEAN = "swapped_mean"
     REQUESTS_MAX = "requests_max"
     CONTEXT_TOKENS_MAX = "context_tokens_max"
@@ -42,6 +43,7 @@ class ServedName(StrEnum):
     TTFT_MS_MEAN = "ttft_ms_mean"
     TTFT_MS_P50 = "ttft_ms_p50"
     TTFT_MS_P99 = "ttft_ms_p99"
+    FRONT_TTFT_MS_MEAN = "front_ttft_ms_mean"
     QUEUE_MS_MEAN = "queue_ms_mean"
     QUEUE_MS_P50 = "queue_ms_p50"
     PREFILL_MS_MEAN = "prefill_ms_mean"
@@ -51,6 +53,7 @@ class ServedName(StrEnum):
     TPOT_MS_P50 = "tpot_ms_p50"
     TPOT_MS_P99 = "tpot_ms_p99"
     CHUNK_GAP_MS_MEAN = "chunk_gap_ms_mean"
+    CHUNK_GAP_MS_P50 = "chunk_gap_ms_p50"
     TOKENS_PER_CHUNK_MEAN = "tokens_per_chunk_mean"
 
     PROMPT_LENGTH_MEAN = "prompt_length_mean"
@@ -72,6 +75,9 @@ class ServedName(StrEnum):
     TRANSFER_BYTES_PER_S = "transfer_bytes_per_s"
     TRANSFER_DESCRIPTORS_MEAN = "transfer_descriptors_mean"
     TRANSFER_FAILURES = "transfer_failures"
+    TRANSFER_FAILURES_PER_S = "transfer_failures_per_s"
+    TRANSFERS_EXPIRED = "transfers_expired"
+    TRANSFERS_EXPIRED_PER_S = "transfers_expired_per_s"
 
     GPU_MEMORY_USED_SHARE = "gpu_memory_used_share"
     GPU_BUSY_SHARE = "gpu_busy_share"

@@ -23,6 +23,7 @@ _TRANSFER: frozenset[Key] = frozenset(
         Counter.TRANSFERS,
         Counter.TRANSFER_BYTES,
         Counter.TRANSFER_FAILURES,
+        Counter.TRANSFERS_EXPIRED,
         Counter.TRANSFER_DESCRIPTORS,
         Distribution.TRANSFER_TIME,
         Distribution.TRANSFER_POST_TIME,

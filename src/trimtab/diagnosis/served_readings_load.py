@@ -6,12 +6,12 @@ at a high KV share or at its limit of requests.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trimtab.core.evidence import Evidence, Reading, Unknown
 from trimtab.core.served import Counter, Gauge, RankSample, ServerWindow
 from trimtab.diagnosis.served_names import ServedName, of_rank
-from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Origin, Pool
+from trimtab.diagnosis.served_readings_pool import FRONT_ENDS, Origin, Pool, serving_ranks
 
 KV_FULL_SHARE = 0.95
 """A rank's KV counts as full from this used share on."""
@@ -45,6 +45,7 @@ def load_readings(pool: Pool) -> Iterator[Reading]:
     for gauge, mean, peak in _IN_FLIGHT:
         yield _summed(pool, gauge, mean, "requests")
         yield _summed(pool, gauge, peak, "requests", peak=True)
+    yield _least_waiting(pool)
     yield from _kv(pool)
     yield from _ranks(pool)
     yield from _by_rank(pool)
@@ -63,6 +64,8 @@ def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = Fals
     if origin.lost:
         text = f"rank {', '.join(origin.lost)} vanished; the ranks that remain say {_sum(values)}"
         return Unknown(name, text)
+    if untold := pool.untold(gauge):
+        return Unknown(name, f"{untold}; they say {_sum(values)}")
     note = f"sum over {len(values)} ranks" if len(values) > 1 else ""
     if peak and len(values) > 1:
         note = f"{note}, whose peaks need not fall together"
@@ -71,6 +74,26 @@ def _summed(pool: Pool, gauge: Gauge, name: str, unit: str, *, peak: bool = Fals
     return pool.evidence(
         name, math.fsum(values), unit, origin, samples=origin.scrapes, note=note, of_gauge=True
     )
+
+
+def _least_waiting(pool: Pool) -> Reading:
+    """Return the fewest requests that waited at any scrape: above zero, there was a queue all the time."""
+    name, origin = ServedName.WAITING_MIN, pool.origin(Gauge.WAITING)
+    if origin is None:
+        return Unknown(name, pool.absent(Gauge.WAITING))
+    if untold := pool.untold(Gauge.WAITING):
+        return Unknown(name, untold)
+    seen = [
+        [each[Gauge.WAITING] for each in window.moments if Gauge.WAITING in each]
+        for window in origin.windows
+    ]
+    if origin.lost or not all(seen):
+        return Unknown(name, "a rank is absent from every scrape but the last: no sum over all")
+    # Servers are scraped at moments of their own: the sum of their minima is a lower bound.
+    note = f"least of {min(len(told) for told in seen)} scrapes"
+    least = math.fsum(min(told) for told in seen)
+    samples = min(len(told) for told in seen)
+    return pool.evidence(name, least, "requests", origin, samples=samples, note=note, of_gauge=True)
 
 
 def _of_one_rank(pool: Pool, gauge: Gauge, name: str, unit: str) -> Reading:
@@ -96,17 +119,7 @@ def _kv(pool: Pool) -> Iterator[Reading]:
             yield Unknown(name, pool.absent(Gauge.KV_USED_SHARE))
     else:
         yield _kv_mean(pool, *used)
-        values, origin = peaks
-        note = f"highest of {len(values)} ranks and {origin.scrapes} scrapes"
-        yield pool.evidence(
-            ServedName.KV_USED_SHARE_MAX,
-            max(values),
-            "share",
-            origin,
-            samples=origin.scrapes,
-            note=note,
-            of_gauge=True,
-        )
+        yield _kv_max(pool, *peaks)
     yield _summed(pool, Gauge.KV_CAPACITY_TOKENS, ServedName.KV_CAPACITY_TOKENS, "tokens")
 
 
@@ -115,9 +128,24 @@ def _kv_mean(pool: Pool, values: tuple[float, ...], origin: Origin) -> Reading:
     if origin.lost:
         text = f"rank {', '.join(origin.lost)} vanished; the ranks that remain say {mean:.3g}"
         return Unknown(name, text)
+    if untold := pool.untold(Gauge.KV_USED_SHARE):
+        return Unknown(name, f"{untold}; they say {mean:.3g}")
     note = f"{origin.moment}; mean over {len(values)} ranks" if len(values) > 1 else origin.moment
     return pool.evidence(
         name, mean, "share", origin, samples=origin.scrapes, note=note, of_gauge=True
+    )
+
+
+def _kv_max(pool: Pool, values: tuple[float, ...], origin: Origin) -> Reading:
+    """Return the fullest rank's KV; a full one is full whatever ranks that tell nothing have."""
+    name, most = ServedName.KV_USED_SHARE_MAX, max(values)
+    untold = pool.untold(Gauge.KV_USED_SHARE)
+    if untold and most < KV_HIGH_SHARE:
+        return Unknown(name, f"{untold}; the fullest of them says {most:.3g}")
+    note = f"highest of {len(values)} ranks and {origin.scrapes} scrapes"
+    note = "; ".join(part for part in (note, untold) if part)
+    return pool.evidence(
+        name, most, "share", origin, samples=origin.scrapes, note=note, of_gauge=True
     )
 
 
@@ -126,15 +154,8 @@ def _engines(pool: Pool) -> tuple[ServerWindow, ...]:
     return tuple(
         window
         for window in pool.windows
-        if window.engine not in FRONT_ENDS and (window.lost_ranks or _serving(window))
+        if window.engine not in FRONT_ENDS and (window.lost_ranks or serving_ranks(window))
     )
-
-
-def _serving(window: ServerWindow) -> tuple[RankSample, ...]:
-    """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
-    wanted = {Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE}
-    loaded = tuple(rank for rank in window.ranks if wanted & rank.gauges.keys())
-    return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
 
 
 def _ranks(pool: Pool) -> Iterator[Reading]:
@@ -150,26 +171,11 @@ def _ranks(pool: Pool) -> Iterator[Reading]:
             yield Unknown(name, "no source is an engine's own page")
         return
     origin = Origin(windows, ())
-    here = [rank for window in windows for rank in _serving(window)]
+    here = [rank for window in windows for rank in serving_ranks(window)]
     yield pool.evidence(
         ServedName.RANKS, len(here), "ranks", origin, note="in the last scrape", of_gauge=True
     )
-    judged = [(rank, held) for rank in here if (held := saturated_by(rank)) is not None]
-    if not judged:
-        reason = f"{pool.absent(Gauge.KV_USED_SHARE)}; nor is a limit of requests known"
-        yield Unknown(ServedName.RANKS_SATURATED, reason)
-    else:
-        full = [f"rank {rank.rank}: {held}" if rank.rank else held for rank, held in judged if held]
-        note = "; ".join([f"{len(judged)} of {len(here)} ranks can be judged", *full])
-        yield pool.evidence(
-            ServedName.RANKS_SATURATED,
-            len(full),
-            "ranks",
-            origin,
-            samples=len(judged),
-            note=note,
-            of_gauge=True,
-        )
+    yield _saturated(pool, origin, here)
     if origin.scrapes == len(windows):
         reason = "one scrape cannot tell: a second scrape shows what vanished or restarted"
         for name in (ServedName.RANKS_LOST, ServedName.RESTARTS, ServedName.COUNTERS_GROWN):
@@ -192,6 +198,23 @@ def _ranks(pool: Pool) -> Iterator[Reading]:
         note="counters that went back between scrapes",
     )
     yield _counters_grown(pool, windows)
+
+
+def _saturated(pool: Pool, origin: Origin, here: Sequence[RankSample]) -> Reading:
+    """Count the ranks that can take no more; that none is may only be said where each can be judged."""
+    name = ServedName.RANKS_SATURATED
+    judged = [(rank, held) for rank in here if (held := saturated_by(rank)) is not None]
+    if not judged:
+        reason = f"{pool.absent(Gauge.KV_USED_SHARE)}; nor is a limit of requests known"
+        return Unknown(name, reason)
+    full = [f"rank {rank.rank}: {held}" if rank.rank else held for rank, held in judged if held]
+    told = f"{len(judged)} of {len(here)} ranks can be judged"
+    if not full and len(judged) < len(here):
+        return Unknown(name, f"{told}: KV usage of the others is not told, nor a limit of requests")
+    note = "; ".join([told, *full])
+    return pool.evidence(
+        name, len(full), "ranks", origin, samples=len(judged), note=note, of_gauge=True
+    )
 
 
 def _counters_grown(pool: Pool, windows: tuple[ServerWindow, ...]) -> Reading:
@@ -235,10 +258,10 @@ def saturated_by(rank: RankSample) -> str | None:
 def _by_rank(pool: Pool) -> Iterator[Reading]:
     """Give each rank's own load, where there are several or one vanished; a rank that vanished is unknown."""
     windows = _engines(pool)
-    if sum(len(_serving(window)) + len(window.lost_ranks) for window in windows) < 2:
+    if sum(len(serving_ranks(window)) + len(window.lost_ranks) for window in windows) < 2:
         return
     for window in windows:
-        for rank in _serving(window):
+        for rank in serving_ranks(window):
             yield from _one_rank(pool, window, rank, _label(windows, window, rank.rank))
         for lost in window.lost_ranks:
             label = _label(windows, window, lost)

@@ -22,6 +22,10 @@ IMPLIED_FACTOR_MAX = 3.0
 ONE_TOKEN_MAX = 1.5
 """A server whose requests end with fewer output tokens than this only prefills."""
 
+FIRST_TOKEN_FACTOR_MAX = 1.5
+FIRST_TOKEN_GAP_MIN_S = 0.05
+"""First tokens that a front end sees later than its engines, by more than both of these, wait outside the engines."""
+
 HIT_SHARE_GAP_MAX = 0.10
 """Two hit shares of one window may differ by this much."""
 
@@ -110,6 +114,7 @@ def _front_ends(pool: Pool) -> Iterator[Note]:
     if not front or not engines:
         return
     before, behind = pool_of(front, pool.id_prefix), pool_of(engines, pool.id_prefix)
+    yield from _before_the_engines(before, behind)
     for counter in (Counter.REQUESTS_FINISHED, Counter.OUTPUT_TOKENS):
         one, other = before.rate(counter), behind.rate(counter)
         if isinstance(one, str) or isinstance(other, str):
@@ -120,3 +125,16 @@ def _front_ends(pool: Pool) -> Iterator[Note]:
                 f"{other.value:.4g} at the engines, which are trusted"
             )
             yield Note(kind="conflict", text=text, metric=counter.value)
+
+
+def _before_the_engines(before: Pool, behind: Pool) -> Iterator[Note]:
+    """Tell first tokens that are late at the front end and in time at the engines: the wait is between the two."""
+    seen, made = (mean_s(each, Distribution.TTFT) for each in (before, behind))
+    if seen is None or made is None:
+        return
+    if seen > FIRST_TOKEN_FACTOR_MAX * made and seen - made > FIRST_TOKEN_GAP_MIN_S:
+        text = (
+            f"mean time to the first token {seen * 1000:,.0f} ms at the front end, {made * 1000:,.0f} ms at the "
+            "engines: the rest passes before or around them, and no engine's queue shows it"
+        )
+        yield Note(kind="conflict", text=text, metric=Distribution.TTFT.value)

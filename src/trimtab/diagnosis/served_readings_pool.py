@@ -1,8 +1,8 @@
 """The windows of several sources as one: sums over ranks and sources, each with where it came from.
 
 Law: what an engine tells counts before what a front end tells of the same requests, so that no request is counted
-twice; a front end fills in what no engine tells. A sum of which a part has vanished is unknown, while what the
-remaining ranks measured of their own requests stays known and says whom it leaves out.
+twice; a front end fills in what no engine tells. A sum of which a part has vanished, or which a part does not tell, is
+unknown, while what the others measured of their own requests stays known and says whom it leaves out.
 """
 
 import math
@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trimtab.core.evidence import Evidence, Reading, Unknown, Window
-from trimtab.core.served import Buckets, Counter, Distribution, EngineKind, Gauge, ServerWindow
+from trimtab.core.served import (
+    Buckets,
+    Counter,
+    Distribution,
+    EngineKind,
+    Gauge,
+    RankSample,
+    ServerWindow,
+)
 from trimtab.core.stats import Interval
 from trimtab.diagnosis.served_quantiles import edges_differ, merged_buckets
 from trimtab.diagnosis.served_readings_absent import reason_for
@@ -20,6 +28,18 @@ FRONT_ENDS = frozenset({EngineKind.DYNAMO_FRONTEND})
 """Sources that see the same requests as the engines behind them."""
 
 Key = Gauge | Counter | Distribution
+_LOAD = frozenset({Gauge.RUNNING, Gauge.WAITING, Gauge.KV_USED_SHARE})
+_PHASES = frozenset(
+    {
+        Distribution.TTFT,
+        Distribution.TPOT,
+        Distribution.E2E,
+        Distribution.QUEUE_TIME,
+        Distribution.PREFILL_TIME,
+        Distribution.DECODE_TIME,
+    }
+)
+"""Times of requests that are set against each other, and so must be of the same requests."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -112,6 +132,11 @@ class Pool(msgspec.Struct, frozen=True):
         )
         return Origin(chosen, tuple(metrics)) if chosen else None
 
+    def of_front_ends(self) -> "Pool | None":
+        """Return the front ends alone, None if there are none."""
+        front = tuple(window for window in self.windows if window.engine in FRONT_ENDS)
+        return Pool(front, self.id_prefix) if front else None
+
     def gauges(
         self, gauge: Gauge, *, peak: bool = False
     ) -> tuple[tuple[float, ...], Origin] | None:
@@ -128,15 +153,16 @@ class Pool(msgspec.Struct, frozen=True):
         return (tuple(told), origin) if told else None
 
     def grown(self, counter: Counter, *beside: Key) -> Told | None:
-        """Return the growth of a counter over all ranks, at the sources that tell `beside` too."""
+        """Return the growth of a counter over all ranks, at the sources and ranks that tell `beside` too."""
         origin = self.origin(counter, *beside)
         if origin is None:
             return None
+        keys = (counter, *(key for key in beside if isinstance(key, Counter)))
         return Told(
             math.fsum(
                 rank.counters[counter]
                 for window in origin.windows
-                for rank in window.ranks
+                for rank in _ranks_telling(window, keys)
                 if counter in rank.counters
             ),
             origin,
@@ -149,6 +175,8 @@ class Pool(msgspec.Struct, frozen=True):
             return self.absent(counter)
         if origin.lost:
             return f"rank {', '.join(origin.lost)} vanished: what the others do is not all"
+        if untold := self.untold(counter):
+            return untold
         for window in origin.windows:
             if not window.length_s and window.lifetime:
                 return "one scrape has no length of time: a second scrape tells the rate"
@@ -162,10 +190,30 @@ class Pool(msgspec.Struct, frozen=True):
         ]
         return Told(math.fsum(per_s), origin)
 
-    def buckets(self, key: Distribution) -> tuple[Buckets, Origin, bool] | None:
-        """Return a histogram merged over ranks and sources, its origin, and whether edges differed."""
+    def untold(self, key: Gauge | Counter) -> str:
+        """Say which serving ranks do not tell what others do, so that a sum is not all; "" if each of them tells."""
         origin = self.origin(key)
-        if origin is None:
+        if origin is None or any(window.engine in FRONT_ENDS for window in origin.windows):
+            return ""
+        several = len(self.windows) > 1
+        silent = [
+            f"{rank} of {window.source}" if several else rank
+            for window in self.windows
+            if window.engine not in FRONT_ENDS and not _needs_none(window, key)
+            for rank in _silent(window, key)
+        ]
+        if not silent:
+            return ""
+        return f"{', '.join(silent)} does not tell {key.value}: what the others say is not all"
+
+    def buckets(self, key: Distribution) -> tuple[Buckets, Origin, bool] | None:
+        """Return a histogram merged over ranks and sources, its origin, and whether edges differed.
+
+        None also where a rank or source times its requests and not this: means of some requests and of others do not
+        compare.
+        """
+        origin = self.origin(key)
+        if origin is None or self._untimed(key, origin):
             return None
         parts = [
             rank.distributions[key]
@@ -176,8 +224,29 @@ class Pool(msgspec.Struct, frozen=True):
         merged = merged_buckets(parts)
         return None if merged is None else (merged, origin, edges_differ(parts))
 
+    def _untimed(self, key: Distribution, origin: Origin) -> Sequence[str]:
+        """Return the ranks and sources that time their requests and not this, beside those that do, in words."""
+        front = origin.windows[0].engine in FRONT_ENDS
+        ranks = [rank for window in origin.windows for rank in _untimed_ranks(window, key)]
+        sources = [
+            window.source
+            for window in self.windows
+            if key in _PHASES
+            and window not in origin.windows
+            and (window.engine in FRONT_ENDS) is front
+            and any(_PHASES & rank.distributions.keys() for rank in window.ranks)
+        ]
+        return [*ranks, *sources]
+
     def absent(self, *keys: Key) -> str:
         """Return why none of `keys` is told, and what would tell it."""
+        for key in keys:
+            origin = self.origin(key) if isinstance(key, Distribution) else None
+            if isinstance(key, Distribution) and origin is not None:
+                untimed = self._untimed(key, origin)
+                if untimed:
+                    text = f"{', '.join(untimed)} does not tell {key.value}"
+                    return f"{text}: the others' requests are not all"
         return reason_for(keys, tuple(dict.fromkeys(window.engine for window in self.windows)))
 
     def evidence(
@@ -250,6 +319,46 @@ def _in(origin: Origin) -> str:
 def _names(part: Told, whole: Told) -> tuple[str, ...]:
     names = dict.fromkeys((*part.origin.metrics, *whole.origin.metrics))
     return tuple(names) or ("part", "whole")
+
+
+def serving_ranks(window: ServerWindow) -> tuple[RankSample, ...]:
+    """Return the ranks that tell their load; series without a rank beside those of ranks are no rank."""
+    loaded = tuple(rank for rank in window.ranks if rank.gauges.keys() & _LOAD)
+    return loaded or tuple(rank for rank in window.ranks if rank.distributions or rank.counters)
+
+
+def _ranks_telling(window: ServerWindow, keys: Sequence[Counter]) -> Sequence[RankSample]:
+    """Return the ranks that tell all of some counters; all ranks where they stand at different ones."""
+    joint = [rank for rank in window.ranks if all(key in rank.counters for key in keys)]
+    return joint or window.ranks
+
+
+def _untimed_ranks(window: ServerWindow, key: Distribution) -> Sequence[str]:
+    """Return the ranks without a histogram that others of the window have, though they have some, in words."""
+    told = {rank.rank for rank in window.ranks if key in rank.distributions}
+    if not told or "" in told:
+        return ()
+    return [
+        f"rank {rank.rank}"
+        for rank in window.ranks
+        if rank.rank and rank.distributions and rank.rank not in told
+    ]
+
+
+def _silent(window: ServerWindow, key: Gauge | Counter) -> Sequence[str]:
+    """Return the serving ranks without a value, in words; what a page says of the whole server is of them all."""
+    told = {rank.rank for rank in window.ranks if key in rank.gauges or key in rank.counters}
+    ranks = serving_ranks(window)
+    if not ranks or "" in told:
+        return ()
+    if not told:
+        return ("the server",)
+    return [f"rank {rank.rank}" for rank in ranks if rank.rank not in told]
+
+
+def _needs_none(window: ServerWindow, key: Gauge | Counter) -> bool:
+    """Say whether an engine has nothing of the kind to tell: llama.cpp's slots hold their KV from the start."""
+    return key is Gauge.KV_USED_SHARE and window.engine is EngineKind.LLAMACPP
 
 
 def _tells(window: ServerWindow, key: Key) -> bool:

@@ -36,6 +36,7 @@ _QUANTILES = (
     (Distribution.QUEUE_TIME, ServedName.QUEUE_MS_P50, 0.50, "ms", MS),
     (Distribution.TPOT, ServedName.TPOT_MS_P50, 0.50, "ms", MS),
     (Distribution.TPOT, ServedName.TPOT_MS_P99, 0.99, "ms", MS),
+    (Distribution.CHUNK_GAP, ServedName.CHUNK_GAP_MS_P50, 0.50, "ms", MS),
     (Distribution.TRANSFER_TIME, ServedName.TRANSFER_MS_P50, 0.50, "ms", MS),
     (Distribution.PROMPT_LENGTH, ServedName.PROMPT_LENGTH_P99, 0.99, "tokens", 1.0),
 )
@@ -46,6 +47,7 @@ def times_readings(pool: Pool) -> Iterator[Reading]:
     for key, name, unit, scale in _MEANS:
         yield mean_reading(pool, key, name, unit, scale)
     yield from _first_tokens(pool)
+    yield _at_front_end(pool)
     yield _tpot(pool)
     yield _tokens_per_chunk(pool)
     yield _length(pool, Distribution.PROMPT_LENGTH, Counter.PROMPT_TOKENS)
@@ -74,6 +76,15 @@ def mean_reading(
         return Unknown(name, _no_mean(buckets, origin))
     text = "; ".join(part for part in (note, origin.growth) if part)
     return pool.evidence(name, mean * scale, unit, origin, samples=buckets.total, note=text)
+
+
+def _at_front_end(pool: Pool) -> Reading:
+    """Return the mean time to the first token as a front end sees it, whose queue stands before the engines'."""
+    name = ServedName.FRONT_TTFT_MS_MEAN
+    front = pool.of_front_ends()
+    if front is None:
+        return Unknown(name, "no source is a front end")
+    return mean_reading(front, Distribution.TTFT, name, "ms", MS)
 
 
 def _no_mean(buckets: Buckets, origin: Origin) -> str:

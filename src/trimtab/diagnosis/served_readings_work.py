@@ -20,6 +20,8 @@ _RATES = (
     (Counter.REQUESTS_FINISHED, ServedName.REQUESTS_FINISHED_PER_S, "requests/s"),
     (Counter.PROMPT_TOKENS, ServedName.PROMPT_TOKENS_PER_S, "tokens/s"),
     (Counter.OUTPUT_TOKENS, ServedName.OUTPUT_TOKENS_PER_S, "tokens/s"),
+    (Counter.TRANSFER_FAILURES, ServedName.TRANSFER_FAILURES_PER_S, "transfers/s"),
+    (Counter.TRANSFERS_EXPIRED, ServedName.TRANSFERS_EXPIRED_PER_S, "transfers/s"),
 )
 
 _REUSE = (
@@ -52,10 +54,15 @@ def _rate(pool: Pool, counter: Counter, name: str, unit: str) -> Reading:
 
 
 def _count(pool: Pool, counter: Counter, name: str, unit: str) -> Reading:
+    """Return a count; none may only be said where every rank counts, some is true whoever else does not."""
     grown = pool.grown(counter)
     if grown is None:
         return Unknown(name, pool.absent(counter))
-    return pool.evidence(name, grown.value, unit, grown.origin, note=grown.origin.growth)
+    untold, lost = pool.untold(counter), grown.origin.lost
+    if not grown.value and (untold or lost):
+        return Unknown(name, untold or f"rank {', '.join(lost)} vanished; the others counted none")
+    note = "; ".join(part for part in (grown.origin.growth, untold) if part)
+    return pool.evidence(name, grown.value, unit, grown.origin, note=note)
 
 
 def _failed_share(pool: Pool) -> Reading:
@@ -263,6 +270,7 @@ def _transfers(pool: Pool) -> Iterator[Reading]:
     else:
         yield pool.ratio(name, descriptors, moved, "descriptors/transfer")
     yield _count(pool, Counter.TRANSFER_FAILURES, ServedName.TRANSFER_FAILURES, "transfers")
+    yield _count(pool, Counter.TRANSFERS_EXPIRED, ServedName.TRANSFERS_EXPIRED, "transfers")
 
 
 def _transfers_counted(pool: Pool) -> Told | None:

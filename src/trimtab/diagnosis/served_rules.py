@@ -25,7 +25,15 @@ from trimtab.diagnosis.served_rules_checks import corroborate_served, ruled_out_
 from trimtab.diagnosis.served_rules_costs import Costs, costs_of
 from trimtab.diagnosis.served_rules_health import health_of, not_to_do, outcome_of, would_tell
 from trimtab.diagnosis.served_rules_judgements import judgements_of
-from trimtab.diagnosis.served_rules_phases import bind_served, kv_full, requests_counted, samples_of
+from trimtab.diagnosis.served_rules_phases import (
+    bind_served,
+    kv_full,
+    kv_used,
+    preempts_now,
+    requests_counted,
+    requests_seen,
+    samples_of,
+)
 from trimtab.diagnosis.served_rules_proposals import Weighed, proposals_of
 from trimtab.diagnosis.served_rules_time import Times, times_of
 from trimtab.diagnosis.served_rules_warnings import warnings_of
@@ -68,7 +76,7 @@ def advise_served(
     silent = why_activity if activity is Activity.STALE or idle_now else ""
     diagnosis = _diagnosed(readings, facts, times, costs, (silent, moment), at_s, scope)
     binding = _binding(diagnosis)
-    healthy, because = health_of(readings, facts, times, costs, activity)
+    healthy, because = health_of(readings, facts, times, costs, activity, binding)
     weighed = Weighed(
         readings=readings,
         facts=facts,
@@ -122,7 +130,11 @@ def _diagnosed(
         missing = (Finding(text=f"{why_none}{silence[1]}"), *missing)
     else:
         supports, contradicts = corroborate_served(*dominant, readings, facts, times, costs)
-        confidence = confidence_of(len(supports), len(contradicts), samples)
+        by_gauges = dominant[0] is Phase.QUEUE and (
+            times.by_gauges or dominant[1] is Resource.MEMORY_CAPACITY
+        )
+        rests_on = max(samples, requests_seen(readings)) if by_gauges else samples
+        confidence = confidence_of(len(supports), len(contradicts), rests_on)
     at = at_of(readings) if at_s is None else at_s
     slug = re.sub(r"[^a-z0-9]+", "-", scope.lower()).strip("-") or "all"
     lengths = [item.window.length_s for item in readings.items if isinstance(item, Evidence)]
@@ -168,6 +180,11 @@ def _dominant(
         return None, f"nothing is called dominant: {silent}"
     if kv_full(readings) is not None:
         return (Phase.QUEUE, Resource.MEMORY_CAPACITY), ""
+    if preempts_now(readings) and kv_used(readings) is None:
+        return None, (
+            "nothing is called dominant: requests are preempted, which is want of KV memory, and nobody tells how full "
+            "the KV cache is"
+        )
     counted = requests_counted(readings)
     if counted is not None and counted < REQUESTS_MIN:
         return None, (

@@ -46,6 +46,8 @@ def activity_of(readings: Readings, times: Times, at_s: float | None) -> tuple[A
     if running == 0 and not waiting and not moved:
         if readings.value(ServedName.RANKS_LOST):
             return Activity.UNKNOWN, "nothing runs on the ranks that are left, and others vanished"
+        if waiting is None:
+            return Activity.UNKNOWN, "nothing runs; whether requests wait is not told"
         return Activity.IDLE, "nothing runs or waits"
     if kv_full(readings) is not None or (
         times.queue is not None and times.queue >= QUEUE_MIN_SHARE

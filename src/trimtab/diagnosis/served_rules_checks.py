@@ -6,7 +6,7 @@ A check whose readings are unknown says nothing. The odds are those of the diagn
 from trimtab.core.evidence import Evidence, Readings
 from trimtab.core.findings import Finding
 from trimtab.core.types import Phase, Resource
-from trimtab.diagnosis.binding import KV_FULL_SHARE
+from trimtab.diagnosis.binding import KV_FULL_SHARE, KV_TIGHT_SHARE
 from trimtab.diagnosis.corroboration import Checked
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_names import ServedName
@@ -14,6 +14,7 @@ from trimtab.diagnosis.served_rules_costs import Costs
 from trimtab.diagnosis.served_rules_phases import (
     kv_used,
     preempts,
+    preempts_now,
     reuse_lost,
     slots_full,
 )
@@ -256,7 +257,8 @@ def ruled_out_served(readings: Readings, times: Times) -> tuple[Finding, ...]:
     """Return what the readings exclude as a bottleneck."""
     found: list[Finding] = []
     used = kv_used(readings)
-    if used is not None and used <= KV_FULL_SHARE and not preempts(readings):
+    clear = KV_TIGHT_SHARE if preempts_now(readings) is None else KV_FULL_SHARE
+    if used is not None and used <= clear and not preempts(readings):
         names = (ServedName.KV_USED_SHARE_MAX, ServedName.KV_USED_SHARE_MEAN)
         found.append(
             Finding(text=f"KV capacity: {used:.0%} is in use", evidence=readings.ids(*names))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trimtab.core.evidence import Readings
 from trimtab.core.stats import difference_e_value, exact_no_harm
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import (
@@ -12,6 +13,7 @@ from trimtab.diagnosis.served_facts import (
     ServedFacts,
     ValiditySlice,
 )
+from trimtab.diagnosis.served_names import ServedName
 
 SAME_PART = 0.02
 """A time per token that changes by less is called unchanged."""
@@ -19,18 +21,24 @@ SAME_PART = 0.02
 SLICE_SAME_SHARE = 0.03
 """A slice's draft acceptance that changes by less is called unchanged."""
 
+POOLED_DIFFERS_SHARE = 0.1
+"""Slices weighted by requests and a server's count of drafted tokens may differ by this much."""
+
+MATCHED_BATCH_RATIO = 1.5
+"""Batches that differ by more may explain a change of the time per token by themselves."""
+
 VALIDITY_MARGIN = 0.02
 """More invalid answers than this are harm, whatever the slice's size."""
 
 ALPHA = 0.05
 
 
-def compare_judgements(facts: ServedFacts) -> Iterator[Judgement]:
-    """Give what the comparisons among the facts say."""
+def compare_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
+    """Give what the comparisons among the facts say; a page that contradicts them is heard."""
     if facts.arms is not None:
         yield _token_time(*facts.arms)
     if facts.acceptance:
-        yield _acceptance(facts.acceptance)
+        yield _acceptance(facts.acceptance, readings.value(ServedName.DRAFT_ACCEPTANCE_SHARE))
     if facts.validity:
         yield _validity(facts.validity)
     if facts.outputs is not None:
@@ -40,12 +48,14 @@ def compare_judgements(facts: ServedFacts) -> Iterator[Judgement]:
 
 
 def token_ms_of(arm: ArmTimes) -> float | None:
-    """Return milliseconds per output token: (E2E - TTFT) / (tokens - 1), else chunk gap over tokens per chunk.
+    """Return milliseconds per output token: as told, (E2E - TTFT) / (tokens - 1), or chunk gap over tokens per chunk.
 
     None where neither is told, and where everything came in one chunk: then nothing was seen between tokens.
     """
     if _one_chunk(arm):
         return None
+    if arm.tpot_ms is not None:
+        return arm.tpot_ms
     tokens = arm.output_tokens
     if arm.e2e_ms is not None and arm.ttft_ms is not None and tokens is not None and tokens > 1:
         return (arm.e2e_ms - arm.ttft_ms) / (tokens - 1.0)
@@ -82,6 +92,15 @@ def _token_time(before: ArmTimes, after: ArmTimes) -> Judgement:
         gap = after.chunk_gap_ms / before.chunk_gap_ms - 1.0
         numbers["chunk_gap_change"] = gap
         text += f"; chunk gap {gap:+.0%}, which is smoothness and no token time: judge by TPOT"
+    batches = _by_batch(before, after, change)
+    if batches:
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because=f"{text}; {batches}",
+            numbers=numbers,
+            would_tell="both sides at the same batch",
+        )
     if abs(change) <= SAME_PART:
         answer = Answer.UNCHANGED
     else:
@@ -89,18 +108,36 @@ def _token_time(before: ArmTimes, after: ArmTimes) -> Judgement:
     return Judgement(subject=subject, answer=answer, because=text, numbers=numbers)
 
 
-def _acceptance(slices: tuple[AcceptanceSlice, ...]) -> Judgement:
+def _by_batch(before: ArmTimes, after: ArmTimes, change: float) -> str:
+    """Say that another batch may explain a change of the time per token; "" if it cannot."""
+    if not before.batch or not after.batch or abs(change) <= SAME_PART:
+        return ""
+    ratio = after.batch / before.batch
+    explains = ratio > MATCHED_BATCH_RATIO if change > 0 else ratio < 1.0 / MATCHED_BATCH_RATIO
+    text = f"batch {before.batch:.0f} before and {after.batch:.0f} after, which may be all of it"
+    return text if explains else ""
+
+
+def _acceptance(slices: tuple[AcceptanceSlice, ...], pooled_told: float | None) -> Judgement:
+    """Judge slices apart from their mix. `pooled_told`: over all traffic, as the server counts it after."""
     subject = Subject.ACCEPTANCE_MIX
     sums = [sum(each.share_before for each in slices), sum(each.share_after for each in slices)]
-    if len(slices) < 2 or any(abs(total - 1.0) > 0.02 for total in sums):
+    before = sum(each.share_before * each.acceptance_before for each in slices)
+    after = sum(each.share_after * each.acceptance_after for each in slices)
+    lacking = ""
+    if any(abs(total - 1.0) > 0.02 for total in sums):
+        lacking = "the slices are not the whole traffic"
+    elif len(slices) < 2:
+        lacking = f"acceptance {before:.3f} -> {after:.3f} is of all traffic together"
+    elif pooled_told is not None and abs(after - pooled_told) > POOLED_DIFFERS_SHARE:
+        lacking = f"the slices make {after:.3f} and the server counts {pooled_told:.3f}: they are of other traffic"
+    if lacking:
         return Judgement(
             subject=subject,
             answer=None,
-            because="the slices are not the whole traffic: mix and acceptance cannot be told apart",
+            because=f"{lacking}: mix and acceptance cannot be told apart",
             would_tell="acceptance by sampling settings, with each slice's share of the traffic",
         )
-    before = sum(each.share_before * each.acceptance_before for each in slices)
-    after = sum(each.share_after * each.acceptance_after for each in slices)
     by_mix = sum(each.share_after * each.acceptance_before for each in slices) - before
     fell = [
         each.name

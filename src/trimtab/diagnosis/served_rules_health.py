@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Evidence, Readings
 from trimtab.core.findings import Finding
 from trimtab.core.types import Phase, Resource, Technique
 from trimtab.diagnosis.binding import KV_FULL_SHARE
@@ -15,27 +15,52 @@ from trimtab.diagnosis.served_rules_ceilings import LITTLE_SHARE
 from trimtab.diagnosis.served_rules_costs import Costs
 from trimtab.diagnosis.served_rules_phases import (
     QUEUE_MIN_SHARE,
+    is_one_server,
     kv_full,
     kv_is_slots,
     kv_used,
+    reuse_lost,
 )
 from trimtab.diagnosis.served_rules_proposals import Weighed
 from trimtab.diagnosis.served_rules_time import Times
-from trimtab.diagnosis.served_rules_warnings import FAILED_SHARE, bounds_of, hits_untrusted
+from trimtab.diagnosis.served_rules_warnings import (
+    FAILED_SHARE,
+    bounds_of,
+    hits_untrusted,
+    is_since_start,
+)
 
 CEILING_SHARE = 0.85
 """Above this part of a ceiling a phase is not well, even where nothing queues."""
 
+MOMENTS_MIN = 3
+"""Scrapes from which on a gauge alone says how calm a server is."""
+
 
 def outcome_of(healthy: bool | None, binding: Binding | None) -> Outcome:
-    """Return healthy only where that is known; else a bottleneck if one is known."""
+    """Return what an exit code says; a bottleneck always has a binding.
+
+    Where health is unknown, time that yields nothing (waiting, computing again, moving) is a bottleneck if it
+    dominates. Prefill and decode are the work itself: one of them always has the most time, on a calm server too.
+    """
     if healthy:
         return Outcome.HEALTHY
-    return Outcome.CANNOT_TELL if binding is None else Outcome.BOTTLENECK
+    if binding is None:
+        return Outcome.CANNOT_TELL
+    yields_nothing = (
+        binding.phase in (Phase.QUEUE, Phase.TRANSFER)
+        or binding.resource is Resource.MEMORY_CAPACITY
+    )
+    return Outcome.BOTTLENECK if healthy is False or yields_nothing else Outcome.CANNOT_TELL
 
 
 def health_of(
-    readings: Readings, facts: ServedFacts, times: Times, costs: Costs, activity: Activity
+    readings: Readings,
+    facts: ServedFacts,
+    times: Times,
+    costs: Costs,
+    activity: Activity,
+    binding: Binding | None,
 ) -> tuple[bool | None, str]:
     """Say whether all targets are met or, without targets, nothing queues and no ceiling is near; None: cannot tell."""
     if activity is Activity.STALE:
@@ -53,6 +78,9 @@ def health_of(
                 f"idle now, but since start requests queued for {times.queue:.0%} of their time",
             )
         return True, "nothing runs or waits"
+    if binding is not None and binding.resource is Resource.MEMORY_CAPACITY:
+        # What evicts is full: that is a ceiling reached, however little the other resources do.
+        return False, binding.because
     return _ceilings(readings, facts, times, costs)
 
 
@@ -66,6 +94,9 @@ def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
         for word, target, tail, mean in asked
         if target is not None
     ]
+    front, target = readings.value(ServedName.FRONT_TTFT_MS_MEAN), facts.ttft_ms_target
+    if target is not None and front is not None and front > target:
+        found.append((False, f"mean TTFT {front:,.1f} ms at the front end"))
     text = "; ".join(text for _, text in found)
     if any(met is False for met, _ in found):
         return False, text
@@ -75,16 +106,14 @@ def _targets(readings: Readings, facts: ServedFacts) -> tuple[bool | None, str]:
 def _met(
     word: str, target: float, readings: Readings, tail: str, mean: str
 ) -> tuple[bool | None, str]:
-    """Judge the p99 where it is told, else the mean; a target inside the p99's bucket cannot be judged."""
+    """Judge the p99; a target inside its bucket cannot be judged, and a mean alone only where it misses the target."""
     bounds = bounds_of(readings, tail)
     if bounds is None:
         value = readings.value(mean)
         if value is None:
             return None, f"{word} is unknown"
-        return (
-            value <= target,
-            f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)",
-        )
+        text = f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)"
+        return (None if value <= target else False), text
     low, high = bounds
     told = f"> {low:,.0f} ms" if math.isinf(high) else f"between {low:,.4g} and {high:,.4g} ms"
     text = f"{word} p99 {told}, target {target:,.4g} ms"
@@ -105,19 +134,47 @@ def _ceilings(
     needs_kv = used is None and not kv_is_slots(facts)
     if work is not None and work > CEILING_SHARE:
         return False, f"the work observed takes {work:.0%} of what {costs.source} allows"
+    in_flight = in_flight_of(readings) if work is None else None
+    calm = in_flight is not None and in_flight <= CEILING_SHARE
     missing = [
         text
         for text, value in (
             ("waiting requests or queue time", times.queue),
             ("KV usage", None if needs_kv else 1.0),
-            (costs.missing or "token rates of a window", work),
+            (costs.missing or "token rates of a window", in_flight if calm else work),
         )
         if value is None
     ]
     if missing:
         return None, f"without targets it takes {'; '.join(missing)}"
     kv_text = "" if used is None else f"{used:.0%} of the KV cache and "
-    return True, f"nothing queues, {kv_text}{work or 0.0:.0%} of the other ceilings is in use"
+    if work is None:
+        return True, (
+            f"nothing queues, and {kv_text}at most {in_flight:.0%} of any ceiling is in use: for the rest of the "
+            "time no request is there"
+        )
+    return True, f"nothing queues, {kv_text}{work:.0%} of the other ceilings is in use"
+
+
+def in_flight_of(readings: Readings) -> float | None:
+    """Return the mean requests in flight over a window: the larger of gauges and, by Little's law, of times.
+
+    No resource of any rank can be used for a larger part of the time than requests are there, whatever its ceiling.
+    None where neither is told of a window.
+    """
+    running, waiting = (
+        readings.get(ServedName.RUNNING_MEAN),
+        readings.value(ServedName.WAITING_MEAN),
+    )
+    whole, rate = (
+        readings.get(ServedName.E2E_MS_MEAN),
+        readings.value(ServedName.REQUESTS_FINISHED_PER_S),
+    )
+    seen = running.value + (waiting or 0.0) if isinstance(running, Evidence) else 0.0
+    if isinstance(whole, Evidence) and rate is not None and not is_since_start(whole):
+        return max(seen, whole.value / 1000.0 * rate)
+    enough = isinstance(running, Evidence) and (running.samples or 0) >= MOMENTS_MIN
+    return seen if enough else None
 
 
 def not_to_do(at: Weighed) -> tuple[Finding, ...]:
@@ -182,6 +239,9 @@ def would_tell(
         found.append(costs.missing)
     if times.queue is None or times.prefill is None or times.decode is None:
         found.append("the engine's histograms of queue, prefill and decode time")
+    apart = not is_one_server(readings)
+    if apart and facts.cache.sessions_stay is None and reuse_lost(readings, facts) is not None:
+        found.append("whether sessions stay on their server, as cache.sessions_stay in --facts")
     found += [text for name, text in _TOLD_BY if readings.value(name) is None]
     if facts.ttft_ms_target is None and facts.tpot_ms_target is None:
         found.append("--ttft-ms and --tpot-ms say what is good enough")

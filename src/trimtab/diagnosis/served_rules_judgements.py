@@ -15,9 +15,9 @@ def judgements_of(readings: Readings, facts: ServedFacts) -> tuple[Judgement, ..
     """Return every judgement; a subject that no fact raises is not among them."""
     return (
         *cache_judgements(readings, facts),
-        *balance_judgements(facts),
+        *balance_judgements(readings, facts),
         *speculation_judgements(readings, facts),
-        *compare_judgements(facts),
-        *layout_judgements(facts),
+        *compare_judgements(readings, facts),
+        *layout_judgements(readings, facts),
         *transfer_judgements(readings, facts),
     )

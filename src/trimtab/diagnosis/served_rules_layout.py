@@ -6,8 +6,12 @@ and its step waits for the busiest rank.
 Failure mode: measured times at batch 1 say nothing of a loaded server.
 """
 
+import math
 from collections.abc import Iterator
 
+import msgspec
+
+from trimtab.core.evidence import Readings
 from trimtab.diagnosis.roofline_layout import kv_heads_per_rank, largest_layout, layout_sizes
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import (
@@ -18,29 +22,61 @@ from trimtab.diagnosis.served_facts import (
     Link,
     ServedFacts,
 )
+from trimtab.diagnosis.served_names import ServedName
 
 EXPERT_TOKENS_MIN = 512.0
 """Below this many tokens per step expert parallel has too little to send around."""
 
 EXPERTS_PER_RANK_MIN = 4.0
+WEIGHTS_MAX_SHARE = 0.85
+"""Weights that take more of the devices' memory leave too little for KV and activations."""
+
+_SIZE_KEYS = ("tensor_parallel_size", "tp_size", "tensor_parallel")
 SKEW_MAX = 1.5
 """Above this load of the busiest rank over the mean, experts are balanced first."""
 
 
-def layout_judgements(facts: ServedFacts) -> Iterator[Judgement]:
-    """Give what the facts of a layout say; nothing without them."""
-    told = facts.layout
-    if told is None:
+def layout_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
+    """Give what the facts of a layout say, filled in from model, device and page; nothing without them."""
+    if facts.layout is None:
         return
-    model = facts.model
+    told, model = _filled(facts.layout, readings, facts), facts.model
     heads = told.heads or (None if model is None else model.heads)
     kv_heads = told.kv_heads or (None if model is None else model.kv_heads)
-    if told.goal is not None or told.fits_on is not None:
-        yield _size(told, facts, heads, kv_heads)
+    dealt = None if told.kv_replication else kv_heads
+    if told.goal is not None or facts.layout.fits_on is not None:
+        yield _size(told, facts, heads, dealt)
     if heads is not None or told.latent_attention or told.tensor_parallel is not None:
-        yield _heads(told, heads, kv_heads)
+        yield _heads(told, heads, kv_heads, dealt)
     if told.experts is not None or told.exchange is not None:
         yield _experts(told)
+
+
+def _filled(told: LayoutFacts, readings: Readings, facts: ServedFacts) -> LayoutFacts:
+    """Return the facts with what model, accelerator, configuration and page tell of what was left out."""
+    model = facts.model
+    found: dict[str, object] = {
+        "fits_on": _fewest(facts),
+        "tensor_parallel_now": _configured_size(facts),
+        "tokens_per_step": readings.value(ServedName.STEP_TOKENS_MEAN),
+    }
+    if model is not None:
+        found |= {"experts": model.experts, "experts_per_token": model.experts_per_token}
+    kept = {key: value for key, value in found.items() if getattr(told, key) is None}
+    latent = told.latent_attention or (model is not None and model.latent_kv)
+    return msgspec.structs.replace(told, latent_attention=latent, **kept)
+
+
+def _fewest(facts: ServedFacts) -> int | None:
+    """Return on how few devices the weights leave room for KV and activations, None if a size is unknown."""
+    weights = None if facts.model is None else facts.model.weight_bytes
+    memory = None if facts.accelerator is None else facts.accelerator.memory_bytes
+    return None if not weights or not memory else math.ceil(weights / (WEIGHTS_MAX_SHARE * memory))
+
+
+def _configured_size(facts: ServedFacts) -> int | None:
+    text = next((facts.effective[key] for key in _SIZE_KEYS if key in facts.effective), "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else None
 
 
 def _cannot(subject: Subject, because: str, would_tell: str) -> Judgement:
@@ -52,8 +88,14 @@ def _size(
 ) -> Judgement:
     subject, count, fits = Subject.TENSOR_PARALLEL, told.accelerators, told.fits_on
     if fits is None or count is None:
-        what = "on how few accelerators the model fits" if fits is None else "how many there are"
-        return _cannot(subject, f"{what} is unknown", "fits_on" if fits is None else "accelerators")
+        if fits is None:
+            what, flag = (
+                "on how few accelerators the model fits",
+                "--model and --hardware, or fits_on",
+            )
+        else:
+            what, flag = "how many accelerators there are", "accelerators"
+        return _cannot(subject, f"{what} is unknown", flag)
     if fits > count:
         return Judgement(
             subject=subject,
@@ -95,6 +137,14 @@ def _throughput(
             because=f"no size from {fits} to {count} divides the heads and meets the target",
         )
     size = good[0]
+    if count < 2 * size:
+        return Judgement(
+            subject=Subject.TENSOR_PARALLEL,
+            answer=Answer.TENSOR_PARALLEL if size > 1 else Answer.NO_TENSOR_PARALLEL,
+            because=f"it fits {fits} of {count} accelerators: there is no room for a second replica",
+            choice=f"TP{size}",
+            numbers={"replicas": 1.0, "tensor_parallel": float(size)},
+        )
     text = f"it fits {fits}: replicas of TP{size} share nothing, more ranks each would spend communication"
     if target is not None and size not in measured:
         text += f"; whether TP{size} meets {target:g} ms per token is to be measured"
@@ -150,7 +200,10 @@ def _per_accelerator(each: LayoutTime) -> float:
     return 1000.0 / each.tpot_ms / each.tensor_parallel
 
 
-def _heads(told: LayoutFacts, heads: int | None, kv_heads: int | None) -> Judgement:
+def _heads(
+    told: LayoutFacts, heads: int | None, kv_heads: int | None, dealt: int | None
+) -> Judgement:
+    """Judge the sizes by heads. `dealt`: KV heads that a size must deal out evenly, None if the engine need not."""
     subject, asked, count = Subject.HEADS, told.tensor_parallel, told.accelerators
     if told.latent_attention:
         ranks = asked or count
@@ -164,7 +217,7 @@ def _heads(told: LayoutFacts, heads: int | None, kv_heads: int | None) -> Judgem
         )
     if heads is None:
         return _cannot(subject, "the model's heads are unknown", "--model")
-    sizes = layout_sizes(heads, kv_heads, max(count or 1, (asked or 1) * 2))
+    sizes = layout_sizes(heads, dealt, max(count or 1, (asked or 1) * 2))
     if asked is not None and asked not in sizes.allowed:
         why = next(each.because for each in sizes.refused if each.size == asked)
         near = sizes.nearest(asked)
@@ -184,7 +237,7 @@ def _heads(told: LayoutFacts, heads: int | None, kv_heads: int | None) -> Judgem
     text = f"TP {', '.join(str(size) for size in allowed)} divide {heads} heads"
     if half:
         text += f"; {', '.join(half)} only where the engine copies KV heads unevenly"
-    size, groups = largest_layout(heads, kv_heads, count or asked or 1)
+    size, groups = largest_layout(heads, dealt, count or asked or 1)
     return Judgement(
         subject=subject,
         answer=Answer.FITS_HEADS,
@@ -222,12 +275,18 @@ def _experts(told: LayoutFacts) -> Judgement:
     if tokens is None or experts is None:
         what = "tokens_per_step" if tokens is None else "experts"
         return _cannot(subject, "how much there is to send around is unknown", what)
-    ranks = told.accelerators or 1
-    if tokens < EXPERT_TOKENS_MIN or experts < EXPERTS_PER_RANK_MIN * ranks:
+    ranks = told.accelerators
+    if ranks is None and tokens >= EXPERT_TOKENS_MIN:
+        return _cannot(subject, "over how many ranks is unknown", "accelerators")
+    if tokens < EXPERT_TOKENS_MIN or experts < EXPERTS_PER_RANK_MIN * (ranks or 1):
         return Judgement(
             subject=subject,
             answer=Answer.TENSOR_PARALLEL,
-            because=f"{tokens:.0f} tokens a step, {experts} experts, {ranks} ranks: too few for expert parallel",
+            because=(
+                f"{tokens:.0f} tokens a step, {experts} experts"
+                + ("" if ranks is None else f", {ranks} ranks")
+                + ": too few for expert parallel"
+            ),
         )
     if told.exchange is None:
         return _cannot(

@@ -1,10 +1,10 @@
 """What binds each phase of a server of others, from readings that anybody's metrics give.
 
 Laws: the queue is bound by KV memory where the cache is full, or nearly full while requests are preempted; else by
-admission, but only if KV is known not to be full or every slot is known to be taken. Prefill computes its tokens in one
-pass over the weights, so compute binds it, unless what it computes had been held and was evicted or preempted. Decode
-is bound by whichever side of the roofline its step lies on. Transfer is communication, and its own rules say which
-part of it.
+admission, but only if KV is known not to be full (nor nearly full with preemptions untold) or every slot is known to
+be taken. Prefill computes its tokens in one pass over the weights, so compute binds it, unless what it computes had
+been held and was evicted or preempted. Decode is bound by whichever side of the roofline its step lies on. Transfer
+is communication, and its own rules say which part of it.
 """
 
 from trimtab.core.evidence import Evidence, Readings
@@ -24,11 +24,18 @@ QUEUE_MIN_SHARE = 0.05
 SLOTS_FULL_SHARE = 0.95
 """From this part of the slots running on, slots are taken."""
 
+SLOTS_WRONG_SHARE = 1.1
+"""Where more requests run than this part of the slots, the slots were told wrong."""
+
 REUSE_LOST_PART = 0.5
 """Below this part of the reuse that the prompts allow, what was held is lost."""
 
 REUSE_MIN_SHARE = 0.2
 """Lost reuse is judged only where the prompts allow at least this much."""
+
+_PREEMPTS_UNTOLD = (
+    "whether requests are preempted now is unknown: their counter over a window would tell"
+)
 
 
 def kv_full(readings: Readings) -> str | None:
@@ -38,7 +45,7 @@ def kv_full(readings: Readings) -> str | None:
         used = readings.value(ServedName.KV_USED_SHARE_MEAN)
     if used is None:
         return None
-    if used > KV_TIGHT_SHARE and preempts(readings):
+    if used > KV_TIGHT_SHARE and preempts_now(readings):
         return f"{used:.0%} of the KV cache is in use and requests are preempted"
     if used > KV_FULL_SHARE and is_queued(readings):
         return f"{used:.0%} of the KV cache is in use and requests wait"
@@ -51,6 +58,20 @@ def preempts(readings: Readings) -> bool:
         (readings.value(name) or 0.0) > 0
         for name in (ServedName.PREEMPTIONS_PER_S, ServedName.PREEMPTIONS)
     )
+
+
+def preempts_now(readings: Readings) -> bool | None:
+    """Say whether requests are being preempted; None if nobody tells, or if some were at some time since the start."""
+    told = [
+        reading
+        for name in (ServedName.PREEMPTIONS_PER_S, ServedName.PREEMPTIONS)
+        if isinstance(reading := readings.get(name), Evidence)
+    ]
+    if not told:
+        return None
+    if not any(reading.value > 0 for reading in told):
+        return False
+    return None if all("since start" in reading.note for reading in told) else True
 
 
 def is_queued(readings: Readings) -> bool:
@@ -86,23 +107,44 @@ def slots_of(facts: ServedFacts) -> float | None:
 
 
 def slots_full(readings: Readings, facts: ServedFacts) -> float | None:
-    """Return running requests over slots; None if either is unknown."""
+    """Return running requests over slots (0 to 1); None if either is unknown, or if more run than there are."""
+    told = slots_running(readings, facts)
+    return None if told is None or told > SLOTS_WRONG_SHARE else min(1.0, told)
+
+
+def slots_running(readings: Readings, facts: ServedFacts) -> float | None:
+    """Return running requests over slots as told, above 1 where the slots told cannot be right; None if unknown."""
     slots, running = slots_of(facts), readings.value(ServedName.RUNNING_MEAN)
     ranks = max(1.0, readings.value(ServedName.RANKS) or 1.0)
-    return None if slots is None or running is None else running / ranks / slots
+    return None if not slots or running is None else running / ranks / slots
 
 
 def reuse_lost(readings: Readings, facts: ServedFacts) -> str | None:
-    """Say that prompts allow far more reuse than happens while memory is short; None if not, or nobody can tell."""
+    """Say that prompts allow far more reuse than happens; None if not, where caching is off, or if nobody can tell.
+
+    Engines keep whole blocks, so a prompt's last one is not expected to be reused where its size is told.
+    """
     ceiling, hits = (
         facts.cache.reuse_ceiling_share,
         readings.value(ServedName.PREFIX_HIT_SHARE),
     )
-    if ceiling is None or hits is None or ceiling < REUSE_MIN_SHARE:
+    if ceiling is None or hits is None or facts.cache.enabled is False:
         return None
-    if hits >= REUSE_LOST_PART * ceiling:
+    block, length = _block_tokens(facts), readings.value(ServedName.PROMPT_LENGTH_MEAN)
+    reachable = ceiling - block / length if block and length else ceiling
+    if reachable < REUSE_MIN_SHARE or hits >= REUSE_LOST_PART * reachable:
         return None
     return f"the prompts allow {ceiling:.0%} of their tokens to be reused and {hits:.0%} are"
+
+
+def _block_tokens(facts: ServedFacts) -> float | None:
+    told = (facts.effective.get(key, "") for key in ("block_size", "page_size"))
+    return next((float(text) for text in told if text.isdigit()), None)
+
+
+def is_one_server(readings: Readings) -> bool:
+    """Say whether a single rank serves everything, so that no other can hold a prefix."""
+    return (readings.value(ServedName.RANKS) or 1.0) <= 1.0
 
 
 def bind_served(
@@ -173,8 +215,11 @@ def requests_counted(readings: Readings) -> int | None:
 def samples_of(readings: Readings) -> int:
     """Return the requests that a diagnosis rests on: those counted, else those in flight at all scrapes."""
     counted = requests_counted(readings)
-    if counted is not None:
-        return counted
+    return requests_seen(readings) if counted is None else counted
+
+
+def requests_seen(readings: Readings) -> int:
+    """Return the requests in flight at all scrapes together, on which a claim from gauges rests."""
     running = readings.get(ServedName.RUNNING_MEAN)
     scrapes = running.samples or 1 if isinstance(running, Evidence) else 1
     names = (ServedName.RUNNING_MEAN, ServedName.WAITING_MEAN)
@@ -198,6 +243,8 @@ def _queue(readings: Readings, facts: ServedFacts, times: Times) -> tuple[Resour
         return Resource.ADMISSION, f"{queued}, and this engine makes a request wait for a slot only"
     if used is None and limited:
         return Resource.ADMISSION, f"{queued} and {limited:.0f} ranks run as many as they may"
+    if used is not None and used > KV_TIGHT_SHARE and preempts_now(readings) is None:
+        return None, f"{queued} with {used:.0%} of the KV cache in use; {_PREEMPTS_UNTOLD}"
     if used is not None and used <= KV_FULL_SHARE:
         return Resource.ADMISSION, (
             f"{queued} while only {used:.0%} of the KV cache is in use: slots, limits or replicas"
@@ -213,15 +260,30 @@ def _prefill(readings: Readings, facts: ServedFacts, costs: Costs) -> tuple[Reso
     lost = reuse_lost(readings, facts)
     if lost is not None and (kv_full(readings) or (kv_used(readings) or 0.0) > KV_TIGHT_SHARE):
         return Resource.MEMORY_CAPACITY, f"{lost}: the rest was evicted in between"
-    if lost is not None and kv_used(readings) is None:
-        if (readings.value(ServedName.RANKS) or 1.0) <= 1.0:
-            return Resource.MEMORY_CAPACITY, f"{lost}: on a single server the rest was evicted"
-        return Resource.COMPUTE, f"{lost}: the rest was evicted or lies on another server"
+    if lost is not None:
+        # A low gauge rules nothing out: it counts what runs, and what no request holds is evicted first.
+        return _lost_untold(lost, readings, facts)
     if costs.prefill_ms_per_token:
         return Resource.COMPUTE, (
             f"a computed prompt token costs {costs.prefill_ms_per_token:.3g} ms by {costs.source}"
         )
     return Resource.COMPUTE, "prefill computes all its tokens in one pass over the weights"
+
+
+def _lost_untold(lost: str, readings: Readings, facts: ServedFacts) -> tuple[Resource | None, str]:
+    """Say what lost reuse comes from where no gauge says that the KV caches are full."""
+    if is_one_server(readings):
+        return Resource.MEMORY_CAPACITY, f"{lost}: on a single server the rest was evicted"
+    match facts.cache.sessions_stay:
+        case True:
+            return Resource.MEMORY_CAPACITY, f"{lost}: each session's own server evicted the rest"
+        case False:
+            return Resource.COMPUTE, f"{lost}: the rest was evicted or lies on another server"
+        case None:
+            return (
+                None,
+                f"{lost}: whether the rest was evicted or lies on another server is unknown",
+            )
 
 
 def _decode(readings: Readings, costs: Costs) -> tuple[Resource | None, str]:

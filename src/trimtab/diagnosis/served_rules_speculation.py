@@ -8,43 +8,146 @@ Failure mode: ratios measured while requests waited speak of a saturated server 
 import itertools
 from collections.abc import Iterator, Sequence
 
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Evidence, Readings
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import ServedFacts, SpeculationFacts, TpotRatio
 from trimtab.diagnosis.served_names import ServedName
-from trimtab.diagnosis.served_rules_costs import batch_of
+from trimtab.diagnosis.served_rules_costs import batch_of, context_of, costs_of
 
 SATURATED_SHARE = 0.95
 """From this part of a test in which requests waited on it says nothing of low load."""
 
+SCRAPES_MIN = 2
+"""One scrape is a moment and not the whole of a test."""
+
 
 def speculation_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
     """Give what the facts of speculation say; nothing without them."""
-    told = facts.speculation
-    if told is None:
-        return
+    told = facts.speculation or SpeculationFacts()
     if told.ratios or told.batches or told.is_on is not None:
         yield _by_batch(readings, told)
+    else:
+        yield from _by_cost(readings, facts)
     if told.step_ms is not None or told.proposer_ms is not None:
         yield _cost(readings, told)
-    if told.waiting_share is not None and told.waiting_share >= SATURATED_SHARE:
+    yield from _load(readings, told)
+    if told.wanted_with:
+        yield _pairs(told)
+
+
+def _load(readings: Readings, told: SpeculationFacts) -> Iterator[Judgement]:
+    """Say what a queue leaves of a test of speculation: by the facts, else by the scrapes of a server that drafts."""
+    subject, share = Subject.SPECULATION_LOAD, told.waiting_share
+    if share is None and drafts(readings):
+        yield from _load_seen(readings)
+    elif share is None and told.ratios:
         yield Judgement(
-            subject=Subject.SPECULATION_LOAD,
-            answer=Answer.NO_VERDICT,
-            because=(
-                f"requests waited for {told.waiting_share:.0%} of the test: saturated; no verdict for low load"
-            ),
-            numbers={"waiting_share": told.waiting_share},
-        )
-    elif told.waiting_share is None and told.ratios:
-        yield Judgement(
-            subject=Subject.SPECULATION_LOAD,
+            subject=subject,
             answer=None,
             because="whether requests waited while the ratios were measured is not told",
             would_tell="the gauge of waiting requests over the test",
         )
-    if told.wanted_with:
-        yield _pairs(told)
+    elif share is not None and share >= SATURATED_SHARE:
+        yield Judgement(
+            subject=subject,
+            answer=Answer.NO_VERDICT,
+            because=f"requests waited for {share:.0%} of the test: saturated; no verdict for low load",
+            numbers={"waiting_share": share},
+        )
+
+
+def drafts(readings: Readings) -> bool:
+    """Say whether the server drafts, by its own counters or gauges."""
+    names = (ServedName.DRAFT_ACCEPTANCE_SHARE, ServedName.ACCEPTED_LENGTH_WITH_BONUS)
+    return any(readings.value(name) is not None for name in names)
+
+
+def _load_seen(readings: Readings) -> Iterator[Judgement]:
+    subject, least = Subject.SPECULATION_LOAD, readings.get(ServedName.WAITING_MIN)
+    if not isinstance(least, Evidence):
+        yield Judgement(
+            subject=subject,
+            answer=None,
+            because="the server drafts; whether requests wait all the time is not told",
+            would_tell="the gauge of waiting requests over several scrapes",
+        )
+    elif least.value > 0 and (least.samples or 1) < SCRAPES_MIN:
+        yield Judgement(
+            subject=subject,
+            answer=None,
+            because=f"the server drafts and {least.value:.0f} requests wait at the only scrape",
+            would_tell="more scrapes: whether they wait all the time",
+        )
+    elif least.value > 0:
+        yield Judgement(
+            subject=subject,
+            answer=Answer.NO_VERDICT,
+            because=(
+                f"at least {least.value:.0f} requests waited at each of {least.samples} scrapes: saturated; "
+                "no verdict for low load"
+            ),
+            numbers={"waiting_min": least.value},
+        )
+
+
+def _by_cost(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
+    """Say that drafts lose at this batch where checking them must cost more than they give; a gain is not claimed.
+
+    Law: (1 + accepted) tokens a step, against a step that computes (1 + drafted) tokens of each stream. What a step
+    takes beyond its predicted cost is the same with drafts and without.
+    """
+    costs = costs_of(readings, facts)
+    drafted, accepted = _per_step(readings)
+    if drafted is None or accepted is None or costs.bandwidth_part is None or not costs.step_ms:
+        return
+    memory, compute = costs.bandwidth_part, 1.0 - costs.bandwidth_part
+    checked = compute * (1.0 + drafted)
+    longer = memory + checked if costs.measured else max(memory, checked) / max(memory, compute)
+    if 1.0 + accepted >= longer:
+        return
+    lacking = _not_told(readings, costs.measured)
+    token = readings.value(ServedName.TPOT_MS_MEAN)
+    if lacking or token is None:
+        yield Judgement(
+            subject=Subject.SPECULATION_BATCH,
+            answer=None,
+            because="checking the drafts may cost more than they give at this batch",
+            would_tell=lacking,
+        )
+        return
+    with_drafts = costs.step_ms * longer
+    beyond = max(0.0, token * (1.0 + accepted) - with_drafts)
+    speed = (1.0 + accepted) * (costs.step_ms + beyond) / (with_drafts + beyond)
+    if speed >= 1.0:
+        return
+    yield Judgement(
+        subject=Subject.SPECULATION_BATCH,
+        answer=Answer.OFF,
+        because=(
+            f"at batch {costs.batch or 1.0:.0f} steps are bound by compute: {drafted:.2f} drafted and {accepted:.2f} "
+            f"accepted tokens a step make {speed:.2f} times the tokens per second by {costs.source}"
+        ),
+        numbers={"batch": costs.batch or 1.0, "speedup": speed},
+    )
+
+
+def _not_told(readings: Readings, measured: bool) -> str:
+    """Return what a verdict by cost still lacks: without prompt lengths the reading of KV is left out of a step."""
+    if not measured and context_of(readings) is None:
+        return "the engine's histogram of prompt lengths"
+    return (
+        "" if readings.value(ServedName.TPOT_MS_MEAN) is not None else "the time per output token"
+    )
+
+
+def _per_step(readings: Readings) -> tuple[float | None, float | None]:
+    """Return drafted and accepted tokens of a stream's step, over all its steps; None where a counter is absent."""
+    part = readings.value(ServedName.ACCEPTED_SHARE_OF_OUTPUT)
+    share = readings.value(ServedName.DRAFT_ACCEPTANCE_SHARE)
+    if part is None or part >= 1.0 or not share:
+        return None, None
+    accepted = part / (1.0 - part)
+    return accepted / share, accepted
 
 
 def marks_of(ratios: Sequence[TpotRatio]) -> tuple[float | None, float | None]:

@@ -6,9 +6,12 @@ prefill is right where wait, hop and transfer together take less than the stall 
 Blocks that failed hand-offs keep: rate * blocks each * time held, against the pool.
 """
 
+import math
 from collections.abc import Iterator
 
-from trimtab.core.evidence import Readings
+import msgspec
+
+from trimtab.core.evidence import Evidence, Readings
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.diagnosis.served_names import ServedName, high_of
@@ -33,6 +36,8 @@ WAIT_MAX_MS = 5000.0
 """Beyond this wait nothing goes to a remote prefill, whatever it would save others."""
 
 DELIVERED_PART = 0.5
+TAKEN_MIN_SHARE = 0.01
+"""Short prompts that are never moved count as looked up too: only next to nothing means that nothing arrived."""
 
 
 def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judgement]:
@@ -45,15 +50,59 @@ def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judg
             yield first
         else:
             yield _binds(readings, told)
-    hand = facts.hand_off
-    if hand is None:
-        return
+    hand = facts.hand_off or HandOffFacts()
     if hand.transfer_failed is not None or hand.moved_tokens is not None:
         yield _outcome(hand)
+    elif moved is not None:
+        yield from _arrived(readings)
     if hand.uncached_tokens is not None or hand.prefill_queue_ms is not None:
         yield _place(hand)
     if hand.failed_per_min is not None or hand.hold_s is not None:
-        yield _leak(hand)
+        yield _leak(hand_off_seen(hand, readings, facts))
+
+
+def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) -> HandOffFacts:
+    """Return the facts of failed hand-offs with what pages tell of what was left out, in blocks.
+
+    Hand-offs that expired kept their blocks for sure; where nobody counts those, the ones that failed may have. The
+    pool is the engine's capacity, and each keeps the blocks of a mean prompt.
+    """
+    size = facts.effective.get("block_size", "")
+    block = float(size) if size.isascii() and size.isdigit() and 0 < len(size) < 6 else 1.0
+    failed = readings.value(ServedName.TRANSFERS_EXPIRED_PER_S)
+    if failed is None:
+        failed = readings.value(ServedName.TRANSFER_FAILURES_PER_S)
+    prompt = readings.value(ServedName.PROMPT_LENGTH_MEAN)
+    pool = readings.value(ServedName.KV_CAPACITY_TOKENS)
+    told = {
+        "failed_per_min": None if failed is None else 60.0 * failed,
+        "blocks_each": None if prompt is None else math.ceil(prompt / max(1.0, block)),
+        "blocks_pool": None if pool is None else pool / max(1.0, block),
+    }
+    left_out = {name: value for name, value in told.items() if getattr(hand, name) is None}
+    return msgspec.structs.replace(hand, **left_out)
+
+
+def _arrived(readings: Readings) -> Iterator[Judgement]:
+    """Judge by the page of a decode server whether what was moved was used; what arrived is not worth a word."""
+    subject, taken = Subject.HAND_OFF, readings.get(ServedName.EXTERNAL_HIT_SHARE)
+    if not isinstance(taken, Evidence):
+        yield Judgement(
+            subject=subject,
+            answer=None,
+            because="transfers ended well, which does not say that the decode server used them",
+            would_tell="tokens of prompts that came from elsewhere, by the decode server's counters",
+        )
+    elif taken.value < TAKEN_MIN_SHARE:
+        yield Judgement(
+            subject=subject,
+            answer=Answer.FAILED_TRANSFER,
+            because=(
+                f"transfers ended well, and the decode server took {taken.value:.1%} of {taken.samples or 0:,} "
+                "looked-up tokens from them: it computed the prompts again, although the requests end well"
+            ),
+            numbers={"external_hit_share": taken.value},
+        )
 
 
 def rate_of(readings: Readings) -> float | None:

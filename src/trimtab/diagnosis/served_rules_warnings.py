@@ -9,7 +9,12 @@ from trimtab.diagnosis.served_advice import ServedWarning, WarningKind
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_names import ServedName, high_of, low_of
 from trimtab.diagnosis.served_rules_costs import Costs, tokens_per_step_of
-from trimtab.diagnosis.served_rules_phases import kv_used, preempts
+from trimtab.diagnosis.served_rules_phases import (
+    SLOTS_WRONG_SHARE,
+    kv_used,
+    preempts,
+    slots_running,
+)
 
 HITS_WITHOUT_PREFIX_SHARE = 0.05
 """Above this hit share prompts that share nothing make the figure unbelievable."""
@@ -55,7 +60,7 @@ def warnings_of(
         *_tokens(readings),
         *_ranks(readings),
         *_failures(readings),
-        *_configuration(facts),
+        *_configuration(readings, facts),
         *_far_below(readings, costs),
     )
 
@@ -255,9 +260,19 @@ def _failures(readings: Readings) -> Iterator[ServedWarning]:
     if moved:
         text = f"{moved:.0f} transfers of KV failed: each must end in a local prefill or one error"
         yield _warn(WarningKind.TRANSFER_FAILURES, text, readings, ServedName.TRANSFER_FAILURES)
+    expired = readings.value(ServedName.TRANSFERS_EXPIRED)
+    if expired:
+        text = (
+            f"{expired:.0f} prompts were never fetched: their blocks were kept until they expired"
+        )
+        yield _warn(WarningKind.TRANSFER_FAILURES, text, readings, ServedName.TRANSFERS_EXPIRED)
 
 
-def _configuration(facts: ServedFacts) -> Iterator[ServedWarning]:
+def _configuration(readings: Readings, facts: ServedFacts) -> Iterator[ServedWarning]:
+    told = slots_running(readings, facts)
+    if told is not None and told > SLOTS_WRONG_SHARE:
+        text = f"{told:.1f} times as many requests run as there are slots: the limit told is not the one in effect"
+        yield _warn(WarningKind.CONFIGURATION_DIFFERS, text, readings, ServedName.RUNNING_MEAN)
     for key, wanted in sorted(facts.requested.items()):
         found = facts.effective.get(key)
         if found is not None and found.strip().lower() != wanted.strip().lower():

@@ -89,6 +89,7 @@ def window_of(samples: Sequence[ServerSample]) -> ServerWindow:
         scrapes=len(scrapes),
         ranks=tuple(_rank_window(name, scrapes, clean, notes) for name in here),
         gauges_max=tuple(_gauges(name, scrapes, max) for name in here),
+        moments=tuple(_moment(sample, here) for sample in scrapes),
         totals=tuple(_ranks(last)[name] for name in here),
         lost_ranks=tuple(sorted(seen - set(here), key=rank_order)),
         restarts=sum(resets),
@@ -240,6 +241,19 @@ def _gauges(
         for gauge, value in (rank.gauges if rank else {}).items():
             told.setdefault(gauge, []).append(value)
     return {gauge: join(values) for gauge, values in told.items()}
+
+
+def _moment(sample: ServerSample, here: Sequence[str]) -> dict[Gauge, float]:
+    """Return what ran and waited at a scrape; nothing if a rank is not on it, for a sum without it is no fall."""
+    ranks = _ranks(sample)
+    if not set(here) <= ranks.keys():
+        return {}
+    found: dict[Gauge, float] = {}
+    for gauge in (Gauge.RUNNING, Gauge.WAITING):
+        told = [ranks[name].gauges[gauge] for name in here if gauge in ranks[name].gauges]
+        if told:
+            found[gauge] = math.fsum(told)
+    return found
 
 
 def _counters(

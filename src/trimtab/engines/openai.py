@@ -124,7 +124,7 @@ def _chat_segments(data: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         if not isinstance(message, dict):
             raise EngineFormatError("each of messages must be an object")
         role = message.get("role")
-        kind = "system" if role in _SYSTEM_ROLES else str(role)
+        kind = "system" if isinstance(role, str) and role in _SYSTEM_ROLES else str(role)
         if tools_due and kind != "system":
             yield "tools", _as_json(data["tools"])
             tools_due = False

@@ -146,6 +146,10 @@ def _dynamo_frontend(page: PageReading, series: RankedSeries, notes: NoteBook) -
             gauges[Gauge.RUNNING] = max(0.0, gauges[Gauge.RUNNING] - gauges[Gauge.WAITING])
             text = "counts those that wait for their first output too: they were taken off"
             notes.add("unit", text, page.names[Gauge.RUNNING.value])
+        elif gauges.get(Gauge.RUNNING) == 0 and Gauge.WAITING not in gauges:
+            # What waits is in flight too: where nothing is, nothing waits.
+            gauges[Gauge.WAITING] = 0.0
+            page.names[Gauge.WAITING.value] = page.names[Gauge.RUNNING.value]
 
 
 def _dcgm_total(page: PageReading, series: RankedSeries) -> None:

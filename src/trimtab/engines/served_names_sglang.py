@@ -24,8 +24,16 @@ _NO_QUEUE = "the time to the first token leaves the wait in the queue out in thi
 _GAUGES = (
     GaugeRow(Gauge.RUNNING, named("num_running_reqs", "num_requests_running")),
     GaugeRow(Gauge.WAITING, named("num_queue_reqs", "num_requests_waiting", "queue_req")),
-    GaugeRow(Gauge.KV_USED_SHARE, named("token_usage"), share=True),
-    GaugeRow(Gauge.KV_CAPACITY_TOKENS, named("max_total_num_tokens"), largest=True),
+    # The first is of the fullest pool of a hybrid model, which is what requests wait for; the second of KV alone.
+    GaugeRow(
+        Gauge.KV_USED_SHARE, named("token_usage", "kv_cache_usage_perc"), share=True, renamed=False
+    ),
+    GaugeRow(
+        Gauge.KV_CAPACITY_TOKENS,
+        named("max_total_num_tokens", "kv_cache_total_tokens"),
+        largest=True,
+        renamed=False,
+    ),
     GaugeRow(
         Gauge.PREFIX_HIT_SHARE,
         (

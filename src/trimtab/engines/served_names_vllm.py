@@ -50,6 +50,7 @@ _COUNTERS = (
     CounterRow(Counter.TRANSFERS, named("nixl_xfer_time_seconds_count")),
     CounterRow(Counter.TRANSFER_BYTES, named("nixl_bytes_transferred_sum")),
     CounterRow(Counter.TRANSFER_FAILURES, named("nixl_num_failed_transfers")),
+    CounterRow(Counter.TRANSFERS_EXPIRED, named("nixl_num_kv_expired_reqs")),
     CounterRow(Counter.TRANSFER_DESCRIPTORS, named("nixl_num_descriptors_sum")),
 )
 _DISTRIBUTIONS = (

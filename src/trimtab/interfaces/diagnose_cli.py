@@ -31,6 +31,7 @@ from trimtab.runtime.served_sources import (
     SourceKind,
     parse_source,
     prometheus_source,
+    read_file,
     watch_window,
 )
 
@@ -58,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     every_s: float
     refreshes: int | None
     html: Path | None
+    before: tuple[Scrape | Failure, ...] = ()
 
 
 def _exits(command: Callable[P, int]) -> Callable[P, None]:
@@ -129,6 +131,12 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     help="Seconds between saved scrapes of one server, where their files' times do not tell.",
 )
 @click.option(
+    "--before",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    multiple=True,
+    help="Saved page of an earlier day or of the other arm, to compare with; two of one server make a window.",
+)
+@click.option(
     "--watch",
     is_flag=True,
     help="Look again and again until Ctrl-C; each look is about the last window.",
@@ -167,6 +175,7 @@ def diagnose(
     window_s: float,
     scrapes: int,
     between_s: float | None,
+    before: tuple[Path, ...],
     watch: bool,
     every_s: float,
     refreshes: int | None,
@@ -186,6 +195,8 @@ def diagnose(
     or above 85% of a ceiling.
     """
     facts = _facts(facts_path, model, hardware, accelerators, ttft_ms, tpot_ms)
+    if before and not sources and prometheus is None:
+        raise click.UsageError("--before needs something to compare with it: an address or a file")
     asked = Asked(
         sources=_sources(sources, prometheus, selector, facts_given=facts_path is not None),
         facts=facts,
@@ -195,6 +206,7 @@ def diagnose(
         every_s=every_s,
         refreshes=refreshes,
         html=html,
+        before=tuple(read_file(Source(kind=SourceKind.FILE, place=str(path))) for path in before),
     )
     if watch:
         return _watch(asked, as_json=as_json)
@@ -263,7 +275,13 @@ def _once(asked: Asked, *, quiet: bool) -> DiagnoseAnswer:
     clock = SystemClock()
     found = asyncio.run(_collect(asked, clock, quiet=quiet))
     return _answer(
-        diagnose_scrapes(found, asked.facts, at_s=clock.wall_s(), between_s=asked.between_s)
+        diagnose_scrapes(
+            found,
+            asked.facts,
+            at_s=clock.wall_s(),
+            between_s=asked.between_s,
+            before=asked.before,
+        )
     )
 
 
@@ -327,7 +345,9 @@ def _watch(asked: Asked, *, as_json: bool) -> int:
 
 async def _looks(asked: Asked, show: Callable[[DiagnoseAnswer], object]) -> None:
     clock = SystemClock()
-    async with Watch(asked.sources, asked.facts, clock, window_s=asked.window_s) as watch:
+    async with Watch(
+        asked.sources, asked.facts, clock, window_s=asked.window_s, before=asked.before
+    ) as watch:
         started_s, done = clock.mono_s(), 0
         while asked.refreshes is None or done < asked.refreshes:
             await asyncio.sleep(max(0.0, started_s + done * asked.every_s - clock.mono_s()))

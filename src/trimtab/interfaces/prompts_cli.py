@@ -14,6 +14,7 @@ from trimtab.interfaces.prompts_view import print_lint
 from trimtab.runtime.served_known import find_hardware, read_model
 from trimtab.runtime.served_sources import SourceError
 from trimtab.workloads.base import WorkloadError
+from trimtab.workloads.prompt_bodies import comparable
 from trimtab.workloads.prompt_lint import HitShare, PromptLint, lint
 from trimtab.workloads.prompt_parts import (
     BYTES_PER_TOKEN,
@@ -96,11 +97,12 @@ def prompts(
 ) -> None:
     """Say what in recorded prompts keeps a prefix cache from reusing what is the same, and the fix.
 
-    FILE has one request a line, in order: OpenAI bodies (with an optional "session"), lines of an OpenAI batch file,
-    or an exported ledger, whose records hold hashes only. Nothing is rewritten and no text of a prompt is printed.
+    FILE has one request a line, in order: OpenAI bodies (with an optional "session"; a system text beside the messages
+    is read too), lines of an OpenAI batch file, or an exported ledger, whose records hold hashes only. Nothing is
+    rewritten and no text of a prompt is printed.
 
     Exit code 0: nothing to fix; 1: findings or conflicts; 2: wrong usage; 3: a file that cannot be read; 4: cannot
-    tell (no two requests to compare).
+    tell (no two requests to compare, or nothing found in prompts of which a part cannot be compared).
     """
     stated = tuple(_hit_share(text) for text in hit_shares)
     try:
@@ -119,7 +121,7 @@ def prompts(
 def _code(result: PromptLint) -> int:
     if result.findings or any(text.startswith("conflict") for text in result.warnings):
         return FINDINGS
-    return 0 if result.compared else CANNOT_TELL
+    return 0 if result.compared and not result.left_out else CANNOT_TELL
 
 
 def _hit_share(text: str) -> HitShare:
@@ -195,11 +197,12 @@ def _of_body(body: Line, session: str, number: int, where: str, bytes_per_token:
         raise WorkloadError(f"{where}: a body needs exactly one of messages (chat) and prompt")
     kind = CHAT_PATH if "messages" in body else COMPLETIONS_PATH
     try:
-        facts = read_request(kind, msgspec.json.encode(body))
+        whole, left_out = comparable(body)
+        facts = read_request(kind, msgspec.json.encode(whole))
         parts = text_parts(facts.segments, bytes_per_token=bytes_per_token)
     except (EngineFormatError, WorkloadError) as error:
         raise WorkloadError(f"{where}: {error}") from error
-    return Prompt(line=number, session=session, parts=parts)
+    return Prompt(line=number, session=session, parts=parts, left_out=left_out)
 
 
 def _recorded(record: object, number: int, where: str) -> Prompt:

@@ -18,7 +18,8 @@ def print_lint(result: PromptLint, *, at_least: bool) -> None:
         click.echo()
         _print_finding(number, finding)
     if not result.findings and result.compared:
-        click.echo("Nothing in the prompts keeps a cache from reusing what is the same.")
+        looked_at = "what was compared of the prompts" if result.left_out else "the prompts"
+        click.echo(f"Nothing in {looked_at} keeps a cache from reusing what is the same.")
     for heading, lines in (
         ("Layout, stable parts first", result.layout),
         ("What will not help", result.not_helping),

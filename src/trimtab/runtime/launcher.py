@@ -381,14 +381,18 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 def check_port(placement: Placement) -> None:
     """Check that a replica's port can be listened on; raises `LaunchError` that names it."""
+    if (trouble := port_trouble(placement.host, placement.port)) is not None:
+        raise LaunchError(f"replica {placement.replica} {trouble}")
+
+
+def port_trouble(host: str, port: int) -> str | None:
+    """Say why a port cannot be listened on, as the end of a sentence; None where it can."""
     with socket.socket() as trial:
         # As the engine does: connections that linger from the process before are no obstacle.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind((placement.host, placement.port))
+            trial.bind((host, port))
             trial.listen(1)
         except OSError as error:
-            raise LaunchError(
-                f"replica {placement.replica} cannot listen on {placement.host}:{placement.port}: "
-                f"{error.strerror}; another process may hold the port"
-            ) from error
+            return f"cannot listen on {host}:{port}: {error.strerror}; another process may hold the port"
+    return None

@@ -23,6 +23,7 @@ SAME_START_S: Final = 5.0
 FILES_APART_S_MIN: Final = 1.0
 GROUPED: Final = "grouped"
 """Kind of the notes that say how scrapes were put together."""
+_AROUND: Final = "the worker of Dynamo on the page of {} counts the requests of the engine inside it: not read twice"
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,9 @@ def group(scrapes: Sequence[Scrape], *, between_s: float | None = None) -> Group
         server, kind = scrape.source.server, scrape.source.kind
         for sample in scrape.samples:
             name = server or sample.source
+            if _is_around(sample.engine, mains.get(name)):
+                notes.append(Note(kind=GROUPED, text=_AROUND.format(name)))
+                continue
             if sample.engine is not mains.setdefault(name, sample.engine):
                 name = f"{name} ({sample.engine.value})"
             named = msgspec.structs.replace(sample, source=name)
@@ -67,6 +71,12 @@ def group(scrapes: Sequence[Scrape], *, between_s: float | None = None) -> Group
         one = [msgspec.structs.replace(sample, source=mine[-1].source) for sample in mine]
         servers.append(_in_time(one, between_s, notes))
     return Grouped(servers=tuple(servers), notes=tuple(notes))
+
+
+def _is_around(engine: EngineKind, main: EngineKind | None) -> bool:
+    """Say whether a page's worker only wraps the engine that the page tells of."""
+    outside = (None, EngineKind.DYNAMO_WORKER, EngineKind.DYNAMO_FRONTEND)
+    return engine is EngineKind.DYNAMO_WORKER and main not in outside
 
 
 def _joined(

@@ -72,7 +72,8 @@ class PromptLint(msgspec.Struct, frozen=True, kw_only=True):
 
     `reusable_now`, `reusable_after`: mean tokens per compared request; `prefill_ms_now`, `prefill_ms_after`: predicted
     mean time to compute the rest, which is TTFT without queueing. What lies after the fix is None where only hashes are
-    known. `exact`: whether all tokens were counted and not estimated from bytes.
+    known. `exact`: whether all tokens were counted and not estimated from bytes. `left_out`: what stands in prompts and
+    was not compared.
     """
 
     requests: int
@@ -92,6 +93,7 @@ class PromptLint(msgspec.Struct, frozen=True, kw_only=True):
     not_helping: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class _Tally:
@@ -130,12 +132,14 @@ class PromptLinter:
         self.after: float | None = 0.0
         self.exact = True
         self.parts: set[PartKind] = set()
+        self.left_out: dict[str, None] = {}
 
     def add(self, prompt: Prompt) -> None:
         """Take the next request."""
         self.requests += 1
         self.tokens += prompt.tokens
         self.parts |= {part.kind for part in prompt.parts}
+        self.left_out |= dict.fromkeys(prompt.left_out)
         self.exact = self.exact and all(part.exact for part in prompt.parts)
         key = _session_of(prompt)
         before = self._sessions.pop(key, None)
@@ -232,6 +236,7 @@ def lint(
         not_helping=_not_helping(share_now, findings),
         warnings=(*_forgotten(linter.forgotten), *judge_hit_shares(hit_shares, share_now)),
         unknown=_unknown(linter, prefill_tokens_per_s),
+        left_out=tuple(linter.left_out),
     )
 
 
@@ -250,6 +255,9 @@ def _unknown(linter: PromptLinter, rate: float | None) -> tuple[str, ...]:
     found = []
     if not linter.compared:
         found.append("reuse: no two requests of one session or application to compare")
+    if linter.left_out:
+        names = ", ".join(linter.left_out)
+        found.append(f"what {names} add to prompts was not compared: less may be reused than said")
     if linter.compared and linter.after is None:
         found.append(
             "reuse after the fix: hashes say that a part differs, not how much of it; "

@@ -66,11 +66,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: the line it stands in, the session it says it belongs to (empty: none), and its parts."""
+    """One request: the line it stands in, the session it says it belongs to (empty: none), and its parts.
+
+    `left_out`: what else stands in the prompt and cannot be compared.
+    """
 
     line: int
     session: str
     parts: tuple[Part, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> float:

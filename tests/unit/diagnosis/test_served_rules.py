@@ -108,10 +108,31 @@ def gain(advice: ServedAdvice, technique: Technique) -> float | None:
         ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 1},
          ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)),
          (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, sessions_stay=True)),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, sessions_stay=False)),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.05, sessions_stay=True)),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1}, ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
+        ({**PREFILLING, N.RANKS: 1},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9, enabled=False)),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1, N.PROMPT_LENGTH_MEAN: 120},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9), effective={"block_size": "128"}),
+         (Phase.PREFILL, Resource.COMPUTE)),
+        ({**PREFILLING, N.RANKS: 1, N.PROMPT_LENGTH_MEAN: 1200},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9), effective={"block_size": "128"}),
+         (Phase.PREFILL, Resource.MEMORY_CAPACITY)),
     ],
     ids=["preempted", "preempted, other numbers", "overloaded", "overloaded, other numbers",
          "overloaded, slots known", "decode", "large batch", "prefill", "prefill, no facts",
-         "evicted"],
+         "evicted", "evicted on each of two", "lost on another of two", "two without reuse",
+         "evicted though little runs", "caching is off", "less than a block", "many blocks"],
 )  # fmt: skip
 def test_each_server_gets_its_bottleneck(
     values: Values, facts: ServedFacts, expected: tuple[Phase, Resource]
@@ -135,6 +156,8 @@ def test_each_server_gets_its_bottleneck(
         ({**PREFILLING, N.QUEUE_SHARE: None, N.WAITING_MEAN: None}, KNOWN, "waiting requests"),
         ({N.PREFIX_HIT_SHARE: 0.946, N.PREFILL_SHARE: 0.08}, ServedFacts(), "waiting requests"),
         ({}, ServedFacts(), "waiting requests"),
+        ({**PREFILLING, N.KV_USED_SHARE_MAX: None, N.KV_USED_SHARE_MEAN: None, N.RANKS: 2},
+         ServedFacts(cache=CacheFacts(reuse_ceiling_share=0.9)), "cache.sessions_stay"),
     ],
 )  # fmt: skip
 def test_missing_fact_is_cannot_tell_and_names_what_would(
@@ -391,7 +414,9 @@ def test_targets_decide_health_where_they_are_given() -> None:
     assert advised(straddled, ServedFacts(ttft_ms_target=300)).healthy is None
     assert advised(OVERLOADED, ServedFacts(ttft_ms_target=2000)).healthy is False
     assert advised(OVERLOADED, ServedFacts(ttft_ms_target=60_000)).healthy is None
-    assert advised({N.TPOT_MS_MEAN: 30}, ServedFacts(tpot_ms_target=40)).healthy is True
+    # A mean under the target says nothing of the p99; one above it does.
+    assert advised({N.TPOT_MS_MEAN: 30}, ServedFacts(tpot_ms_target=40)).healthy is None
+    assert advised({N.TPOT_MS_MEAN: 50}, ServedFacts(tpot_ms_target=40)).healthy is False
     assert advised({}, ServedFacts(tpot_ms_target=40)).outcome is Outcome.CANNOT_TELL
 
 

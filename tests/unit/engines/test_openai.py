@@ -14,6 +14,14 @@ def chat(**fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
 
 
+@pytest.mark.parametrize("role", [None, 5, [], {}, ["system"]])
+def test_role_that_is_no_text_is_read_as_its_own(role: object) -> None:
+    """Whatever a client calls a role: a segment, and no crash."""
+    body = {"messages": [{"role": role, "content": "x"}]}
+    segments = read_request(CHAT_PATH, json.dumps(body).encode()).segments
+    assert segments == ((str(role), "x"),)
+
+
 def test_segments_follow_the_prompt() -> None:
     """System messages, then tools, then the other messages, each by role with its text."""
     tools = [{"type": "function", "function": {"name": "f"}}]

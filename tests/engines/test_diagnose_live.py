@@ -1,0 +1,53 @@
+"""`trimtab diagnose` on real engines under loads that bind differently, through its own benchmark."""
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_kit import ROOT, environment, processes
+
+pytestmark = pytest.mark.timeout(300)
+
+WINDOW_S = 9
+CALIBRATE_S = 4
+RUN_TIMEOUT_S = 280
+FOUR = {"long prompts", "short decodes", "evicted context", "more arrivals"}
+
+
+def rows_of(engine: str, folder: Path) -> dict[str, Any]:
+    """Put each load once on a fleet of the engine; return the rows by load. Nothing that was started may stay."""
+    rows, mark = folder / "rows.json", uuid.uuid4().hex
+    script = str(ROOT / "bench" / "live_diagnosis.py")
+    short = ("--runs", "1", "--window", str(WINDOW_S), "--calibrate", str(CALIBRATE_S))
+    run = subprocess.run(
+        [sys.executable, script, "--engine", engine, *short, "--rows", str(rows)],
+        env=environment(mark, folder / "state"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert (run.returncode, processes(mark)) == (0, {}), run.stdout + run.stderr
+    return {row["load"]: row for row in json.loads(rows.read_text())}
+
+
+@pytest.mark.engine_llamacpp
+def test_each_load_on_the_embedded_fleet_is_told_by_what_it_binds(tmp_path: Path) -> None:
+    """Each load once, over a short window: phase and resource are those the load was made for."""
+    rows = rows_of("embedded", tmp_path)
+    assert rows.keys() == FOUR
+    assert [row for row in rows.values() if not row["right"]] == []
+
+
+@pytest.mark.engine_vllm
+def test_each_load_on_vllm_is_told_by_what_it_binds(tmp_path: Path) -> None:
+    """The same, and a KV cache that overflows is read from the engine's own gauge."""
+    rows = rows_of("vllm", tmp_path)
+    assert rows.keys() == {*FOUR, "filled context"}
+    assert [row for row in rows.values() if not row["right"]] == []
+    assert "of the KV cache is in use" in rows["filled context"]["because"]
