@@ -23,25 +23,32 @@ def speeds(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "concurrency", "expected"),
-    [("A100:8", 64, "TP2 x4"), ("A100:4", 32, "TP2 x2"), ("A100:8", 48, "TP2 x3")],
+    ("hardware", "expected"), [("A100:8", "TP2 x4"), ("A100:4", "TP2 x2"), ("A100:8x2", "TP2 x8")]
 )
 def test_throughput_within_40_ms_is_replicas_of_the_pair_it_fits(
-    speeds: Path, hardware: str, concurrency: int, expected: str
+    speeds: Path, hardware: str, expected: str
 ) -> None:
-    """16 streams each: replicas of TP2 meet 40 ms, and larger ranks would only spend communication."""
-    replicas = concurrency // 16
+    """Without a load the goal is throughput: pairs make most, larger ranks would only spend communication."""
     found = planned(
         "--model", MODEL, "--hardware", hardware, "--link", "nvlink", *LOAD, "--measured", speeds,
-        "--concurrency", concurrency, "--tpot-ms", 40, "--tp", 2, "--replicas", replicas,
+        "--tpot-ms", 40,
     )  # fmt: skip
-    assert (found.code, found.answer["chosen"]["label"]) == (0, expected)
-    free = planned(
-        "--model", MODEL, "--hardware", hardware, "--link", "nvlink", *LOAD, "--measured", speeds,
-        "--concurrency", concurrency, "--tpot-ms", 40,
+    assert (found.code, found.answer["goal"]) == (0, "throughput")
+    assert found.answer["chosen"]["label"] == expected
+
+
+@pytest.mark.parametrize(("concurrency", "replicas"), [(16, 1), (32, 2), (64, 4)])
+def test_known_load_takes_no_more_devices_than_its_pairs(
+    speeds: Path, concurrency: int, replicas: int
+) -> None:
+    """16 streams a pair were measured within 40 ms, so so many pairs are enough."""
+    found = planned(
+        "--model", MODEL, "--hardware", "A100:8", "--link", "nvlink", *LOAD, "--measured", speeds,
+        "--tpot-ms", 40, "--concurrency", concurrency,
     )  # fmt: skip
-    assert free.answer["chosen"]["layout"]["tp"] <= 2
-    assert free.answer["chosen"]["devices"] <= found.answer["chosen"]["devices"]
+    assert found.code == 0
+    assert found.answer["chosen"]["devices"] <= 2 * replicas
+    assert found.answer["chosen"]["layout"]["tp"] <= 2
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,22 @@ def candidate_of(layout: Layout, ask: Ask, fits: Fits, estimator: Estimator) -> 
     wanted = ask.sizes.replicas
     most = min(room, wanted) if wanted else room
     full = msgspec.structs.replace(layout, replicas=most)
-    barred = any(each.force is Force.FORBIDS for each in size_remarks(layout, ask, fits))
     one = _loaded(ask.demand, 1.0 if ask.demand.rate_per_s is None else _LOWEST_RATE)
-    if barred or not estimator.fit(layout, one).fits:
+    memory = estimator.fit(layout, one)
+    remarks = tuple(size_remarks(layout, ask, fits))
+    barred = next((each for each in remarks if each.force is Force.FORBIDS), None)
+    if memory.fits and barred is not None:
+        # its times would change nothing, and asking for them takes most of a plan's time
+        return Candidate(
+            layout=full,
+            standing=Standing.FORBIDDEN,
+            memory=memory,
+            expected=None,
+            remarks=remarks,
+            verdict=None,
+            because=barred.text,
+        )
+    if not memory.fits:
         return judge(full, ask, fits, estimator)
     if ask.goal is Goal.THROUGHPUT:
         return _filled(full, ask, fits, estimator)

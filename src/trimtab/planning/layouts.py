@@ -22,6 +22,9 @@ from trimtab.planning.model_parts import vocabulary_divides
 DEVICES_MAX = 4096
 """A cluster beyond this is planned in parts."""
 
+STAGES_ODD_MAX = 8
+"""Up to so many stages other numbers than powers of two are looked at, where they divide the layers."""
+
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes that the person fixed; None leaves them to the plan."""
@@ -165,24 +168,31 @@ def _wanted(layout: Layout, fixed: Sizes) -> bool:
 
 
 def _data_sizes(model: ModelShape, cluster: Cluster, tp: int) -> Iterator[int]:
-    """Numbers of attention groups: 1 for dense models; else those that fill a power of two of ranks, or whole nodes."""
+    """Numbers of attention groups: 1 for dense models; else a power of two of ranks or of nodes, or all nodes."""
     yield 1
     if not model.experts:
         return
     for dp in range(2, cluster.total // tp + 1):
-        ranks = tp * dp
-        if ranks & (ranks - 1) == 0 or ranks % cluster.devices == 0:
+        nodes, rest = divmod(tp * dp, cluster.devices)
+        whole = not rest and (_power_of_two(nodes) or nodes == cluster.nodes)
+        if whole or _power_of_two(tp * dp):
             yield dp
 
 
 def _stage_counts(layers: int, cluster: Cluster, fixed: Sizes) -> list[int]:
-    """Numbers of stages: those that divide the layers, powers of two, and the one asked for."""
+    """Numbers of stages: powers of two, the few that divide the layers, one for each node, and the one asked for."""
     most = min(layers, cluster.total)
     return [
         count
         for count in range(1, most + 1)
-        if layers % count == 0 or count & (count - 1) == 0 or count == fixed.pp
+        if _power_of_two(count)
+        or (layers % count == 0 and count <= STAGES_ODD_MAX)
+        or count in (cluster.nodes, fixed.pp)
     ]
+
+
+def _power_of_two(count: int) -> bool:
+    return count > 0 and count & (count - 1) == 0
 
 
 def _with_experts(model: ModelShape, tp: int, dp: int, pp: int) -> Iterator[Layout]:

@@ -82,7 +82,7 @@ def _transfer_ms(ask: Ask) -> float | None:
 def _advice(
     expected: Expected, ask: Ask, interference: float, transfer: float | None
 ) -> tuple[bool | None, str]:
-    told = f"prefills make a token take {interference:.0%} longer than its step alone"
+    told = f"prefills are {interference:.0%} of the time per output token"
     if interference < INTERFERENCE_MIN_SHARE:
         return False, f"{told}: too little to relieve; plain replicas are simpler"
     target = ask.targets.tpot_ms

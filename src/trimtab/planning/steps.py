@@ -70,7 +70,8 @@ def growth(
 
 
 def _shapes(candidates: Sequence[Candidate]) -> list[Layout]:
-    shapes = {msgspec.structs.replace(each.layout, replicas=1) for each in candidates}
+    serving = [each for each in candidates if each.expected is not None]
+    shapes = {msgspec.structs.replace(each.layout, replicas=1) for each in serving}
     return sorted(shapes, key=lambda layout: (layout.devices, layout))
 
 
