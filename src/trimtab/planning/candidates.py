@@ -169,7 +169,7 @@ def _load_excess(expected: Expected, demand: Demand) -> tuple[float, list[str]]:
     if streams is not None and expected.batch < RUNNING_MIN_SHARE * streams:
         ran = f"{expected.batch:.0f} of {streams:.0f} streams"
         return streams / max(1e-9, expected.batch), [
-            f"the KV cache lets {ran} of a replica run at once"
+            f"{ran} of a replica run at once, as KV cache and engine allow"
         ]
     used = expected.utilisation
     if demand.rate_per_s is not None and used is not None and used > UTILISATION_MAX:

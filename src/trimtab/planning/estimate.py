@@ -141,7 +141,9 @@ class Replica:
         """Return how many streams run at once at most: their mean context over a life has to be held."""
         mean = demand.input_tokens + demand.output_tokens / 2.0
         held = self._bounds.kv_tokens / mean
-        return max(1.0, min(held, self._bounds.streams_max * self._layout.pp))
+        # each attention group has a scheduler of its own, and each stage a batch of its own
+        most = self._bounds.streams_max * self._layout.pp * self._layout.attention_dp
+        return max(1.0, min(held, most))
 
     def _load(self, demand: Demand, running: float) -> "_Load":
         layout = self._layout
