@@ -4,7 +4,7 @@ For every layout of one replica that sizes and memory allow, the most load that 
 searched; the load over that is the number of replicas. Of the layouts that meet the targets the order is: fewest
 devices; fewest rules against it; no pipeline; the smallest replica, as replicas share nothing and spend no
 communication; one that a rule asks to try; the lowest expected TPOT. Without a load, all devices are used and most
-output tokens per second win; within 5% of the most, the order above decides.
+output tokens per second win; within 10% of the most, the order above decides.
 
 Failure mode: times are assumed to grow with the load. Where an estimate has a dip the search may stop before it, and
 finds fewer streams than there are, never more.
@@ -27,7 +27,9 @@ STREAMS_MAX: Final = 4096.0
 """No engine is asked to run more streams in one replica."""
 
 RATE_MAX: Final = 1e5
-NEAR_SHARE: Final = 0.05
+NEAR_SHARE: Final = 0.10
+"""Differences below the usual error of an estimate decide nothing."""
+
 _CLOSE: Final = 1.03
 """A capacity is searched to within this factor."""
 
