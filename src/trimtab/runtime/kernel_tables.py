@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,9 @@ _REFUSALS: Final = (
     AssertionError,
 )
 """What the package raises where it has no data; all of it means the same to us."""
+
+_ATTENTIONS: Final = (None, "bfloat16")
+"""How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
 
 _PROBE: Final = (8, 1024)
 
@@ -177,39 +181,39 @@ class PackageTables:
         self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
     ) -> StepTimes | NoTimes:  # fmt: skip
         own = {name: _own_width(name) for name in checkpoints}
+        wanted = candidates(
+            checkpoints,
+            own,
+            precision=serving.precision or _stated(serving.model, checkpoints[0]),
+            kv_bits=serving.kv_bits,
+            system=system,
+            dense=not _is_mixture(checkpoints[0]),
+        )
         refused = ""
-        for mode in _MODES:
-            for widths in candidates(
-                checkpoints,
-                own,
-                precision=serving.precision or _stated(serving.model, checkpoints[0]),
-                kv_bits=serving.kv_bits,
-                system=system,
-                dense=not _is_mixture(checkpoints[0]),
-            ):
-                try:
-                    handle = self._compile(widths, layout, engine, system, mode)
-                except _REFUSALS as error:
-                    refused = refused or _line(error)
-                    continue
-                return TableTimes(handle, _notes(serving, widths, handle))
+        for mode, widths, attention in product(_MODES, wanted, _ATTENTIONS):
+            try:
+                handle = self._compile(widths, layout, engine, system, mode, attention)
+            except _REFUSALS as error:
+                refused = refused or _line(error)
+                continue
+            return TableTimes(handle, _notes(serving, widths, handle))
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
 
     def _compile(
-        self, widths: Widths, layout: Layout, engine: str, system: str, mode: str
+        self,
+        widths: Widths,
+        layout: Layout,
+        engine: str,
+        system: str,
+        mode: str,
+        attention: str | None,
     ) -> _Handle:
         """Compile one configuration; raises one of `_REFUSALS` where the tables lack a kernel of it."""
         tables = self._database(system, engine, mode)
         if tables is None:
             raise ValueError(f"no tables for {system} and {engine}")
         sdk = _sdk()
-        config = _config(sdk, widths, layout, engine, system)
-        try:
-            sdk.helpers.resolve_context_fmha_by_data(
-                config, widths.model, tables, engine, is_context_role=True
-            )
-        except ValueError:
-            config.fmha_quant_mode = sdk.common.FMHAQuantMode.bfloat16
+        config = _config(sdk, widths, layout, engine, system, attention)
         model = sdk.models.get_model(widths.model, config, engine)
         spec = sdk.engine.build_engine_spec_json(
             model,
@@ -240,7 +244,9 @@ class PackageTables:
         return self._loaded[key]
 
 
-def _config(sdk: Any, widths: Widths, layout: Layout, engine: str, system: str) -> Any:
+def _config(
+    sdk: Any, widths: Widths, layout: Layout, engine: str, system: str, attention: str | None
+) -> Any:
     experts = _is_mixture(widths.model)
     config = sdk.config_builders.build_model_config(
         tp_size=layout.tp,
@@ -251,6 +257,7 @@ def _config(sdk: Any, widths: Widths, layout: Layout, engine: str, system: str) 
         gemm_quant_mode=widths.gemm,
         moe_quant_mode=widths.moe,
         kvcache_quant_mode=widths.kv,
+        fmha_quant_mode=attention,
     )
     sdk.helpers.resolve_nvfp4_for_system(config, system, widths.model, backend_name=engine)
     return config
