@@ -72,13 +72,14 @@ def rank_weights(model: ModelShape, layout: Layout) -> RankWeights | None:
 def stage_weights(model: ModelShape, layout: Layout) -> tuple[RankWeights, ...]:
     """Return what a rank holds in the stages that can be the fullest: the first, the longest and the last.
 
-    Empty where not even the model's total is known.
+    Of several longest ones the latest counts: dense layers of a mixture come first and are the lighter ones. Empty
+    where not even the model's total is known.
     """
     layers = max(model.layers or 1, layout.pp)
     if not model.parts and model.weight_bytes is None:
         return ()
     spans = stage_spans(layers, layout.pp)
-    longest = max(range(len(spans)), key=lambda place: spans[place][1] - spans[place][0])
+    longest = max(range(len(spans)), key=lambda place: (spans[place][1] - spans[place][0], place))
     places = sorted({0, longest, len(spans) - 1})
     return tuple(_stage(model, layout, place, spans[place]) for place in places)
 

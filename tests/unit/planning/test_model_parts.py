@@ -122,3 +122,8 @@ def test_vocabulary_must_divide_as_well_as_the_heads() -> None:
         False,
         True,
     ]
+
+
+def test_stage_behind_the_dense_layers_is_the_fullest_of_equally_long_ones() -> None:
+    """27 layers over 7 stages: the first has the dense layer, the sixth four layers of experts."""
+    assert held("deepseek-v2-lite", pp=7).stage == 5
