@@ -29,7 +29,10 @@ def show(answer: PlanAnswer) -> RenderableType:
         Text(words.asked_words(answer), style="dim"),
         *_table(f"Memory of {best.label}", words.MEMORY_HEADS, words.memory_rows(best.memory)),
         Padding(Text(words.kv_words(best.memory)), (0, 0, 0, 2)),
-        *_table("Layouts", words.LAYOUT_HEADS, words.layout_rows(answer)),
+        *_table(
+            "Layouts", words.LAYOUT_HEADS[:-1], [row[:-1] for row in words.layout_rows(answer)]
+        ),
+        *_lines("Why", [f"{row[0]}: {row[-1]}" for row in words.layout_rows(answer) if row[-1]]),
         *_lines("Ruled out", words.ruled_out(answer)),
         *_lines("Impossible", words.impossible_words(answer)),
         *_table(

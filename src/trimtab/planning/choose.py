@@ -39,12 +39,20 @@ _LOWEST_RATE: Final = 1e-3
 def where_it_fits(layouts: Sequence[Layout], ask: Ask, estimator: Estimator) -> Fits:
     """Return the fewest devices that hold the model without stages, with one stream of the longest context."""
     one = msgspec.structs.replace(ask.demand, concurrency=1.0, rate_per_s=None)
-    holds = [layout for layout in layouts if estimator.fit(layout, one).fits]
-    whole = [layout.devices_per_replica for layout in holds if layout.pp == 1]
+    held = [(layout, memory) for layout in layouts if (memory := estimator.fit(layout, one)).fits]
+    whole = [pair for pair in held if pair[0].pp == 1]
+    if not whole:
+        uncut = any(not tensor_spans_nodes(layout, ask.cluster) for layout, _ in held)
+        return Fits(devices=None, in_node=False, uncut=uncut, streams=0.0, enough=False)
+    count = min(layout.devices_per_replica for layout, _ in whole)
+    streams = max(fit.streams for layout, fit in whole if layout.devices_per_replica == count)
+    each = (ask.demand.concurrency or 0.0) / (ask.cluster.total // count)
     return Fits(
-        devices=min(whole, default=None),
-        in_node=bool(whole) and min(whole) <= ask.cluster.devices,
-        uncut=any(not tensor_spans_nodes(layout, ask.cluster) for layout in holds),
+        devices=count,
+        in_node=count <= ask.cluster.devices,
+        uncut=any(not tensor_spans_nodes(layout, ask.cluster) for layout, _ in held),
+        streams=streams,
+        enough=streams >= each,
     )
 
 

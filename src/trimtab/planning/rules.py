@@ -74,11 +74,14 @@ class Fits(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model fits without pipelining. `devices`: the fewest of one replica; None: nowhere.
 
     `in_node`: some layout without stages fits within a node; `uncut`: one fits that cuts no matrix across nodes.
+    `streams`: of the longest context that the smallest replica holds; `enough`: as many as its share of the load.
     """
 
     devices: int | None
     in_node: bool
     uncut: bool = True
+    streams: float = 1.0
+    enough: bool = True
 
 
 def size_remarks(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
@@ -94,7 +97,10 @@ def size_remarks(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
         yield Remark(
             rule=Rule.REPLICAS_SHARE_NOTHING,
             force=Force.FOR,
-            text=f"the model fits {_devices(fits.devices)}: more of these are replicas that share nothing",
+            text=(
+                f"the model fits {_devices(fits.devices)} with {fits.streams:.0f} streams: "
+                "more of these are replicas that share nothing"
+            ),
         )
 
 
@@ -124,7 +130,7 @@ def _devices(count: int) -> str:
 def _tensor(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
     link = ask.cluster.link
     needed = fits.devices is None or fits.devices > 1
-    if link.peer_access is False and not needed:
+    if link.peer_access is False and not needed and fits.enough:
         yield Remark(
             rule=Rule.TENSOR_NO_PEER,
             force=Force.FORBIDS,
@@ -134,7 +140,7 @@ def _tensor(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
         yield Remark(
             rule=Rule.TENSOR_NO_PEER,
             force=Force.AGAINST,
-            text=f"over {link.name} every layer's exchange crosses the host; it is here for fit only",
+            text=f"over {link.name} every layer's exchange crosses the host; it is here for fit and KV only",
         )
     if link.peer_access is None or link.bytes_per_s is None:
         yield Remark(
@@ -155,7 +161,10 @@ def _tensor(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
         yield Remark(
             rule=Rule.TENSOR_FOR_LATENCY,
             force=Force.NOTES,
-            text="the model fits one device: more ranks are for the latency of single streams only",
+            text=(
+                f"the model fits one device with {fits.streams:.0f} streams: "
+                "more ranks are for more of them, or for the latency of each"
+            ),
         )
 
 

@@ -128,3 +128,13 @@ def test_layers_that_do_not_divide_leave_a_longer_stage() -> None:
     found = said(Layout(tp=8, pp=2), ask, fits=None, in_node=False)
     assert found[Rule.PIPELINE_UNEVEN].numbers == {"layers_max": 31.0}
     assert Rule.PIPELINE_UNEVEN not in said(Layout(tp=8, pp=2), asked(dense(), cluster(8, 2)))
+
+
+def test_one_device_that_holds_too_few_streams_may_be_cut_without_peer_access() -> None:
+    """It fits alone, but not with its share of the load: cut over the host's link it at least serves."""
+    ask = asked(dense(), cluster(2, link=NO_PEER))
+    tight = Fits(devices=1, in_node=True, streams=2.0, enough=False)
+    [remark] = [
+        each for each in size_remarks(Layout(tp=2), ask, tight) if each.rule is Rule.TENSOR_NO_PEER
+    ]
+    assert remark.force is Force.AGAINST
