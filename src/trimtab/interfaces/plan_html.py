@@ -43,8 +43,8 @@ def page(answer: PlanAnswer) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>trimtab plan: {escape(answer.model)}</title><style>{css}</style></head><body>"
-        f"<header><h1>{escape(words.headline(answer))}</h1>"
-        f'<p class="lead">{sign}</p><p class="soft">{escape(words.asked_words(answer))}</p>'
+        f"<header><h1>{escape(words.title(answer))}</h1>"
+        f'<p class="lead">{sign} {escape(answer.because)}</p><p class="soft">{escape(words.asked_words(answer))}</p>'
         f'<div class="tiles">{_tiles(answer)}</div><nav>{links}</nav></header><main>{parts}</main>'
         "<footer>An estimate: nothing was started. Every figure names what it rests on.</footer>"
         "</body></html>\n"
@@ -55,8 +55,8 @@ def _tiles(answer: PlanAnswer) -> str:
     best = answer.layouts[0]
     shown = [
         ("Accelerators", str(best.devices), best.label),
-        ("TTFT", words.span_words(best.ttft_ms), "ms, mean"),
-        ("TPOT", words.span_words(best.tpot_ms), "ms, mean"),
+        ("TTFT, mean", words.value_words(best.ttft_ms), words.interval_words(best.ttft_ms)),
+        ("TPOT, mean", words.value_words(best.tpot_ms), words.interval_words(best.tpot_ms)),
         ("KV", f"{best.memory.kv_tokens:,.0f}", "tokens a replica"),
     ]
     cost = answer.capacity.cost if answer.capacity else None

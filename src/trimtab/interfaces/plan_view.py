@@ -63,7 +63,10 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> l
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
-        table.add_column(head, justify="left" if head in LEFT else "right", header_style="dim")
+        left = head in LEFT
+        table.add_column(
+            head, justify="left" if left else "right", header_style="dim", no_wrap=not left
+        )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return [Text(f"\n{title}", style="bold"), Padding(table, (0, 0, 0, 2))]

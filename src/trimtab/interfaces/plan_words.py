@@ -42,15 +42,20 @@ SPREAD_HEADS = ("devices", "layout", "carries", "each adds", "efficiency")
 
 def headline(answer: PlanAnswer) -> str:
     """Return the answer in one line."""
+    because = answer.because
     if answer.chosen is None:
-        return answer.because[:1].upper() + answer.because[1:]
+        return because[:1].upper() + because[1:]
+    return f"{title(answer)}: {because}"
+
+
+def title(answer: PlanAnswer) -> str:
+    """Return what was chosen in a few words."""
+    if answer.chosen is None:
+        return "No layout meets the targets"
     canary = ", on a canary first" if answer.chosen.canary else ""
-    name = answer.hardware.accelerator
-    return f"{answer.chosen.label} on {_devices(answer.chosen.devices, name)}{canary}: {answer.because}"
-
-
-def _devices(count: int, name: str) -> str:
-    return f"{count} x {name}"
+    return (
+        f"{answer.chosen.label} on {answer.chosen.devices} x {answer.hardware.accelerator}{canary}"
+    )
 
 
 def asked_words(answer: PlanAnswer) -> str:
@@ -74,11 +79,19 @@ def asked_words(answer: PlanAnswer) -> str:
 
 def span_words(span: Span | None) -> str:
     """Return a time with its interval."""
-    if span is None:
-        return ""
-    if span.low is None or span.high is None:
-        return f"{_ms(span.value)} (? to ?)"
-    return f"{_ms(span.value)} ({_ms(span.low)} to {_ms(span.high)})"
+    return "" if span is None else f"{_ms(span.value)} ({interval_words(span)})"
+
+
+def value_words(span: Span | None) -> str:
+    """Return a time without its interval."""
+    return UNKNOWN if span is None else f"{_ms(span.value)} ms"
+
+
+def interval_words(span: Span | None) -> str:
+    """Return the interval of a time."""
+    if span is None or span.low is None or span.high is None:
+        return "? to ?"
+    return f"{_ms(span.low)} to {_ms(span.high)}"
 
 
 def _ms(value: float) -> str:
