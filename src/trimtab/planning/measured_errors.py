@@ -49,8 +49,8 @@ PRIORS: Final = {
 }
 WIDTHS: Final = Widths(
     overall={
-        Phase.DECODE: ((0, 1.85), (1, 2.15), (4, 2.25)),
-        Phase.FIRST_TOKEN: ((0, 1.9), (1, 2.1), (4, 2.05)),
+        Phase.DECODE: ((0, 1.85), (1, 2.2), (4, 2.35)),
+        Phase.FIRST_TOKEN: ((0, 1.9), (1, 2.1), (4, 2.15)),
     },
     by_server={
         (Phase.DECODE, "b200_sxm", "trtllm"): 2.04,
