@@ -190,3 +190,27 @@ def test_plan_for_64_accelerators_takes_under_a_second() -> None:
     started = time.process_time()
     planned(*words)
     assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("trace", "target", "peak"),
+    [
+        ("AzureLLMInferenceTrace_code.csv", 5000, 10.53),
+        ("AzureLLMInferenceTrace_conv.csv", 5000, 8.45),
+        ("mooncake_conversation_trace.jsonl", 60_000, 4.12),
+    ],
+)
+def test_public_traces_are_planned_for_their_busiest_minute(
+    public_data: Path, trace: str, target: int, peak: float
+) -> None:
+    """Lengths, peak rate and the longest context come from the trace; no window needs more than the peak."""
+    path = public_data / "traces" / trace
+    found = planned(
+        "--model", "llama-3.1-8b", "--hardware", "H100:8x8", "--trace", path, "--ttft-ms", target,
+        "--tpot-ms", 200, "--price", 2,
+    )  # fmt: skip
+    assert found.code == 0, found.error or found.answer["because"]
+    assert found.answer["demand"]["rate_per_s"] == pytest.approx(peak, rel=0.01)
+    hours = found.answer["capacity"]["hours"]
+    assert 1 <= hours["replicas_min"] <= hours["replicas_mean"] <= hours["replicas_max"]
+    assert hours["replicas_max"] <= found.answer["chosen"]["layout"]["replicas"]

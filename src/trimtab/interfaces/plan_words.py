@@ -1,11 +1,12 @@
 """A plan in words and rows, the same for terminal and page."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from trimtab.core.layout import EstimateSource, Span
 from trimtab.core.narrate_words import UNKNOWN, number, share
 from trimtab.interfaces.plan_answer import LayoutAnswer, MemoryAnswer, PlanAnswer
-from trimtab.planning.candidates import Standing
+from trimtab.planning.candidates import ENDLESS, Standing
 from trimtab.planning.capacity import Capacity
 from trimtab.planning.settle import Measurement
 
@@ -79,11 +80,15 @@ def asked_words(answer: PlanAnswer) -> str:
 
 def span_words(span: Span | None) -> str:
     """Return a time with its interval."""
+    if span is not None and not math.isfinite(span.value):
+        return ENDLESS
     return "" if span is None else f"{_ms(span.value)} ({interval_words(span)})"
 
 
 def value_words(span: Span | None) -> str:
     """Return a time without its interval."""
+    if span is not None and not math.isfinite(span.value):
+        return ENDLESS
     return UNKNOWN if span is None else f"{_ms(span.value)} ms"
 
 

@@ -3,6 +3,7 @@
 Means are compared with targets, as estimates are means. `sure` asks more: that the whole interval meets them.
 """
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -17,6 +18,9 @@ RUNNING_MIN_SHARE = 0.95
 
 UTILISATION_MAX = 0.95
 """Above this a queue does not come to rest in any useful time."""
+
+ENDLESS = "without end"
+"""What is said of a time under more load than is served."""
 
 
 class Standing(StrEnum):
@@ -152,7 +156,9 @@ def verdict_on(expected: Expected, demand: Demand, targets: Targets) -> Verdict:
 
 
 def said(span: Span) -> str:
-    """Say an expected time with its interval."""
+    """Say an expected time with its interval; one that grows for as long as the load lasts has none."""
+    if not math.isfinite(span.value):
+        return ENDLESS
     value = f"{span.value:.3g}" if span.value < 1000 else f"{span.value:,.0f}"
     if span.low is None or span.high is None:
         return f"{value} ms (interval unknown)"

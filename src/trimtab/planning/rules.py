@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import msgspec
 
-from trimtab.core.layout import Expected, Layout
+from trimtab.core.layout import EstimateSource, Expected, Layout
 from trimtab.diagnosis.roofline_layout import kv_copies
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.diagnosis.served_rules_layout import EXPERT_TOKENS_MIN, EXPERTS_PER_RANK_MIN, SKEW_MAX
@@ -45,6 +45,7 @@ class Rule(StrEnum):
     EXPERTS_SKEWED = "experts_skewed"
     EXPERTS_SKEW_UNKNOWN = "experts_skew_unknown"
     EXPERTS_EXCHANGE_UNKNOWN = "experts_exchange_unknown"
+    EXPERTS_TIMES_OF_DEFAULT = "experts_times_of_default"
     EXPERTS_CANDIDATE = "experts_candidate"
     KV_COPIED = "kv_copied"
     ATTENTION_GROUPS = "attention_groups"
@@ -108,7 +109,7 @@ def load_remarks(layout: Layout, ask: Ask, expected: Expected) -> Iterator[Remar
     """Give what follows from the tokens of a step."""
     if layout.moe_ep > 1 and ask.exchange is not ExpertExchange.ALL_REDUCE:
         tokens = expected.batch * (1.0 + ask.demand.draft_tokens)
-        yield from _experts_loaded(layout, ask, tokens)
+        yield from _experts_loaded(layout, ask, tokens, expected.source)
     if layout.pp > 1:
         micro = min(float(layout.pp), max(1.0, expected.batch))
         bubble = (layout.pp - 1) / (micro + layout.pp - 1)
@@ -237,7 +238,9 @@ def _experts_known(layout: Layout, ask: Ask) -> Iterator[Remark]:
         )
 
 
-def _experts_loaded(layout: Layout, ask: Ask, tokens: float) -> Iterator[Remark]:
+def _experts_loaded(
+    layout: Layout, ask: Ask, tokens: float, source: EstimateSource
+) -> Iterator[Remark]:
     numbers = {"tokens_per_step": tokens}
     if tokens < EXPERT_TOKENS_MIN:
         yield Remark(
@@ -251,6 +254,12 @@ def _experts_loaded(layout: Layout, ask: Ask, tokens: float) -> Iterator[Remark]
         )
         return
     known = ask.exchange is ExpertExchange.ALL_TO_ALL
+    if known and source is EstimateSource.KERNEL_TABLES:
+        yield Remark(
+            rule=Rule.EXPERTS_TIMES_OF_DEFAULT,
+            force=Force.UNKNOWN,
+            text="its times are those of the exchange that the kernel tables hold, not of the backend that was named",
+        )
     even = ask.expert_skew is not None and ask.expert_skew <= SKEW_MAX
     if known and even:
         yield Remark(
