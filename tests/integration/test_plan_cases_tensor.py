@@ -76,7 +76,7 @@ def test_without_peer_access_a_model_that_fits_one_device_is_not_cut(
     """13B on two devices joined by PCIe without peer access: no tensor parallelism, whatever the target."""
     path = dense_config(tmp_path, heads=40, kv_heads=40, layers=40, wide=13_824)
     found = planned(
-        "--model", path if model in ("config", "llama-2-13b") else model, "--hardware", "A100:2",
+        "--model", path if model == "config" else model, "--hardware", "A100:2",
         "--link", "pcie4-nop2p", *LOAD, "--concurrency", 4, "--tpot-ms", 60,
     )  # fmt: skip
     assert found.answer["chosen"]["layout"]["tp"] == 1

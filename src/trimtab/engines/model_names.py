@@ -83,6 +83,9 @@ _QWEN3_MOE: Final[dict[str, Any]] = {"head": 128, "num_experts": 128, "num_exper
 _MIXTRAL: Final[dict[str, Any]] = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 _CONFIGS: Final[Mapping[str, Fields]] = {
+    "llama-2-7b": _dense("llama", 32, 4096, 32, 32, 11008, 32000),
+    "llama-2-13b": _dense("llama", 40, 5120, 40, 40, 13824, 32000),
+    "llama-2-70b": _dense("llama", 80, 8192, 64, 8, 28672, 32000),
     "llama-3.1-8b": _dense("llama", 32, 4096, 32, 8, 14336, 128256),
     "llama-3.1-70b": _dense("llama", 80, 8192, 64, 8, 28672, 128256),
     "llama-3.1-405b": _dense("llama", 126, 16384, 128, 8, 53248, 128256),
@@ -189,7 +192,7 @@ _SAME: Final = {
 
 # Longest contexts of names whose configuration above leaves them out; the longest beginning that fits counts.
 _CONTEXTS: Final = {
-    "llama-3-": 8192, "llama-3.": 131072, "qwen2.5-": 32768, "qwq-": 40960, "qwen3-": 40960,
+    "llama-2-": 4096, "llama-3-": 8192, "llama-3.": 131072, "qwen2.5-": 32768, "qwq-": 40960, "qwen3-": 40960,
     "qwen3-coder-": 262144, "mistral-7b-": 32768, "mistral-nemo-": 131072, "mistral-small-": 32768,
     "mixtral-8x7b": 32768, "mixtral-8x22b": 65536, "gemma-2-": 8192, "gemma-3-": 131072, "gemma-3-1b": 32768,
     "deepseek-v": 163840, "deepseek-r1": 163840, "deepseek-r1-distill": 131072, "gpt-oss-": 131072,

@@ -97,7 +97,7 @@ def judge(layout: Layout, ask: Ask, fits: Fits, estimator: Estimator) -> Candida
             because=memory.because,
         )
     single = estimator.expected(one, demand)
-    expected = of_all_replicas(single, layout)
+    expected = of_all_replicas(single, layout, _times(ask.demand, demand, layout.replicas))
     remarks = (*remarks, *load_remarks(layout, ask, single))
     verdict = verdict_on(single, demand, ask.targets)
     forbidden = next((each for each in remarks if each.force is Force.FORBIDS), None)
@@ -118,12 +118,17 @@ def judge(layout: Layout, ask: Ask, fits: Fits, estimator: Estimator) -> Candida
     )
 
 
-def of_all_replicas(single: Expected, layout: Layout) -> Expected:
-    """Return what all replicas do together: times stay, tokens per second add up."""
+def _times(whole: Demand, one: Demand, replicas: int) -> float:
+    """Return how often the load of one replica is there; fewer streams than replicas leave some without."""
+    if whole.concurrency is None or one.concurrency is None:
+        return float(replicas)
+    return min(float(replicas), whole.concurrency / one.concurrency)
+
+
+def of_all_replicas(single: Expected, layout: Layout, times: float) -> Expected:
+    """Return what all replicas do together, as `times` one of them: times stay, tokens per second add up."""
     return msgspec.structs.replace(
-        single,
-        layout=layout,
-        output_tokens_per_s=single.output_tokens_per_s * layout.replicas,
+        single, layout=layout, output_tokens_per_s=single.output_tokens_per_s * times
     )
 
 

@@ -214,3 +214,20 @@ def test_plan_for_64_devices_asks_few_times() -> None:
     estimator = LawEstimator(model, device_gb=140)
     planned(model, cluster(8, 8), concurrency=4000, tpot=60, estimator=estimator)
     assert estimator.calls < 2000
+
+
+def test_replicas_without_a_stream_make_no_tokens() -> None:
+    """One stream on four replicas makes as many tokens as on one."""
+    found = planned(
+        dense(), cluster(8), concurrency=1, tpot=40, estimator=measured(), sizes=Sizes(tp=2)
+    )
+    four = planned(
+        dense(), cluster(8), concurrency=1, tpot=40, estimator=measured(),
+        sizes=Sizes(tp=2, replicas=4),
+    )  # fmt: skip
+    tokens = [
+        each.chosen.expected.output_tokens_per_s
+        for each in (found, four)
+        if each.chosen is not None and each.chosen.expected is not None
+    ]
+    assert tokens == [pytest.approx(1000 / 27.8)] * 2
