@@ -12,6 +12,9 @@ from trimtab.core.served import Accelerator, ModelShape
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.layouts import Sizes
 
+FIGURE_MAX: Final = 1e9
+"""No figure of an ask is larger; neither infinity nor what is no number gets past it."""
+
 
 class Goal(StrEnum):
     """What is looked for among layouts that meet the targets."""
@@ -98,9 +101,9 @@ def check_ask(ask: Ask) -> None:
     ):
         if value is not None and not 0.0 <= value <= 1.0:
             raise PlanInputError(name, f"{value:g} is no share", ("0" if value < 0 else "1",))
-    if ask.price_per_h is not None and ask.price_per_h < 0:
-        raise PlanInputError("price", f"{ask.price_per_h:g} an hour is negative", ("0",))
-    if ask.expert_skew is not None and ask.expert_skew < 1.0:
+    if ask.price_per_h is not None and not 0.0 <= ask.price_per_h <= FIGURE_MAX:
+        raise PlanInputError("price", f"{ask.price_per_h:g} an hour is no price", ("0",))
+    if ask.expert_skew is not None and not 1.0 <= ask.expert_skew <= FIGURE_MAX:
         raise PlanInputError(
             "expert_skew", f"{ask.expert_skew:g}: the busiest rank has at least the mean", ("1",)
         )
@@ -108,8 +111,10 @@ def check_ask(ask: Ask) -> None:
 
 
 def _above_zero(field: str, value: float | None, nearest: str) -> None:
-    if value is not None and value <= 0:
-        raise PlanInputError(field, f"{value:g} must be above 0", (nearest,))
+    if value is None or 0 < value <= FIGURE_MAX:
+        return
+    near = f"{FIGURE_MAX:.0f}" if value > 0 else nearest
+    raise PlanInputError(field, f"{value:g} is not above 0 and at most {FIGURE_MAX:.0f}", (near,))
 
 
 def _check_context(ask: Ask) -> None:
