@@ -16,6 +16,7 @@ import click  # noqa: E402
 
 from trimtab import __version__  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
+from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
@@ -44,7 +45,7 @@ def main() -> None:
     """
 
 
-for command in (diagnose, plan, prompts, tune, up, load, engine, ledger):
+for command in (diagnose, plan, efficiency_command, prompts, tune, up, load, engine, ledger):
     main.add_command(command)
 
 
