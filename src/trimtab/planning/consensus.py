@@ -19,7 +19,7 @@ class AgreedTimes:
     """The own times of an engine, bounded by what the tables of others say of the same device and layout."""
 
     def __init__(self, own: StepTimes | None, others: Sequence[StepTimes]) -> None:
-        told = (*(() if own is None else (own,)), *others)
+        told: tuple[StepTimes, ...] = (*(() if own is None else (own,)), *others)
         measured = tuple(times for times in told if not times.extended)
         known = measured or told
         if not known:
