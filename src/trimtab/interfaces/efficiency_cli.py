@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.core.layout import Layout, Span
+from trimtab.core.layout import Layout, PlanInputError, Span
 from trimtab.core.narrate_words import UNKNOWN
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.chrome_trace import read_trace
@@ -61,6 +61,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     metavar="LAYOUT=FILE",
     help="Torch profiler trace of a rank of a layout; repeatable.",
 )
+@click.option(
+    "--profile/--no-profile",
+    default=True,
+    show_default=True,
+    help="Trace the servers started here once more after the runs.",
+)
 @click.option("--kv-cache", type=click.IntRange(16), default=256, show_default=True, help="MiB.")
 @click.option("--python", "interpreter", default="", help="Interpreter that has vLLM.")
 @click.option("--json", "as_json", is_flag=True, help="Print report and runs as JSON.")
@@ -75,18 +81,20 @@ def efficiency_command(
     requests: int,
     tpot_ms: float | None,
     traces: Sequence[str],
+    profile: bool,
     kv_cache: int,
     interpreter: str,
     as_json: bool,
 ) -> None:
     """Measure LAYOUTS of one model against the smallest of them and say whether each accelerator pays.
 
-    A layout is `single`, tp2, pp2, dp2 or tp2-ep, started with vLLM on this machine's CPUs (one CPU a rank), or
-    LAYOUT=URL[,ACCELERATORS] for a server that runs already. Runs alternate between the servers.
+    A layout is single, tp2, pp2, dp2 or tp2-ep, started with vLLM on this machine's CPUs, one CPU a
+    rank (single@2: one rank on two CPUs), or LAYOUT=URL[,ACCELERATORS] for a server that runs
+    already. Runs alternate between the servers.
 
     \b
     Examples:
-      trimtab efficiency single tp2 pp2 dp2
+      trimtab efficiency single single@2 tp2 pp2 dp2
       trimtab efficiency --model made-moe single tp2 tp2-ep
       trimtab efficiency single=http://a:8000,1 tp4=http://b:8000,4 --model llama-3.1-70b --tpot-ms 25
 
@@ -96,7 +104,7 @@ def efficiency_command(
         concurrency=concurrency, input_tokens=isl, output_tokens=osl, rounds=requests, model=model
     )
     subjects = [_subject(word, model, isl + osl, kv_cache) for word in layouts]
-    runs = asyncio.run(_measure(subjects, load, rounds, interpreter))
+    runs = asyncio.run(_measure(subjects, load, rounds, interpreter, profile=profile))
     traced = [_with_trace(run, _shares(traces)) for run in runs]
     report = efficiency_report(traced, tpot_ms=tpot_ms)
     if as_json:
@@ -109,7 +117,12 @@ def efficiency_command(
 
 
 async def _measure(
-    subjects: Sequence[Subject], load: Steady, rounds: int, interpreter: str
+    subjects: Sequence[Subject],
+    load: Steady,
+    rounds: int,
+    interpreter: str,
+    *,
+    profile: bool,
 ) -> list[Run]:
     progress = Console(stderr=True)
     launches = any(subject.launch is not None for subject in subjects)
@@ -120,6 +133,7 @@ async def _measure(
             rounds=rounds,
             clock=SystemClock(),
             environment=find_environment(interpreter) if launches else None,
+            profile=profile,
             on_stage=lambda words: progress.print(words, highlight=False, markup=False),
         )
     )
@@ -134,7 +148,14 @@ async def _measure(
 
 def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:
     name, _, where = word.partition("=")
+    name, _, asked = name.partition("@")
     layout = layout_of_name(name)
+    if asked and not (asked.isdigit() and int(asked) >= layout.devices_per_replica):
+        raise PlanInputError(
+            "layout",
+            f"{word!r}: {layout.label} needs at least {layout.devices_per_replica} CPUs",
+            (f"{name}@{layout.devices_per_replica}",),
+        )
     if where:
         url, _, count = where.rpartition(",")
         known = bool(url) and count.isdigit()
@@ -145,10 +166,11 @@ def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:
             model=model,
         )
     ranks = layout.devices_per_replica
+    threads = int(asked) if asked else ranks
     cpus = usable_cpus()
     return Subject(
         layout=layout,
-        accelerators=ranks,
+        accelerators=threads,
         launch=VllmLaunch(
             model=model,
             served_name=model.rstrip("/").rpartition("/")[2],
@@ -159,7 +181,7 @@ def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:
             data_parallel=layout.attention_dp,
             expert_parallel=layout.moe_ep > 1,
             # One CPU a rank, so that a second rank is a second accelerator.
-            threads=bind_threads(cpus[:ranks] if len(cpus) >= ranks else cpus, ranks),
+            threads=bind_threads(cpus[:threads], ranks),
             kv_cache_bytes=kv_cache * MIB,
             prefix_caching=False,
         ),

@@ -90,10 +90,10 @@ def efficiency_report(runs: Sequence[Run], *, tpot_ms: float | None = None) -> E
 
     `tpot_ms`: the target that users need, None: none.
     """
-    by_layout: dict[Layout, list[Run]] = {}
+    by_size: dict[tuple[int, Layout], list[Run]] = {}
     for run in runs:
-        by_layout.setdefault(run.layout, []).append(run)
-    ordered = sorted(by_layout.values(), key=lambda found: (found[0].accelerators, found[0].layout))
+        by_size.setdefault((run.accelerators, run.layout), []).append(run)
+    ordered = [found for _, found in sorted(by_size.items())]
     if len(ordered) < 2:
         raise PlanInputError(
             "runs", f"{len(ordered)} layouts were measured; efficiency compares at least two"

@@ -2,16 +2,22 @@
 
 All servers are started first and stay idle while another one is measured, so that rounds can alternate between them:
 what the machine does besides then falls on all alike. The first, unmeasured run of each server is its warm-up.
+After the measured rounds, each server that was started here is traced by its own profiler over a short run: what ranks
+spend in collectives is then known apart from what the times of the rounds say.
 """
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Final
 
+import aiohttp
 import msgspec
 
 from trimtab.core.layout import Layout, PlanInputError
-from trimtab.core.ports import Clock, LaunchError
+from trimtab.core.ports import Clock, EngineFormatError, LaunchError
+from trimtab.engines.chrome_trace import TraceTimes, read_trace
 from trimtab.engines.vllm import VllmLaunch
 from trimtab.planning.efficiency import Run
 from trimtab.runtime.load import run_load
@@ -20,6 +26,9 @@ from trimtab.runtime.vllm_launcher import VllmLauncher
 from trimtab.workloads.steady import Steady, steady
 
 WARM_OUTPUT_TOKENS: Final = 4
+TRACED_OUTPUT_TOKENS: Final = 16
+PROFILE_S_MAX: Final = 120.0
+"""Writing a trace takes a server longer than making it."""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +48,15 @@ class RunFailedError(RuntimeError):
 Tell = Callable[[str], None]
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject that answers. `traces`: where its ranks leave their traces, None where it has no profiler."""
+
+    subject: Subject
+    url: str
+    model: str
+    traces: Path | None = None
+
+
 async def measure_layouts(
     subjects: Sequence[Subject],
     load: Steady,
@@ -46,47 +64,113 @@ async def measure_layouts(
     rounds: int,
     clock: Clock,
     environment: VllmEnvironment | None,
+    profile: bool = False,
     on_stage: Tell = lambda _: None,
 ) -> list[Run]:
     """Measure every layout `rounds` times, alternating; returns the runs in the order they were made.
 
-    Raises `LaunchError`, `RunFailedError`.
+    `profile`: trace those that are started here too. Raises `LaunchError`, `RunFailedError`.
     """
     async with AsyncExitStack() as stack:
-        served: list[tuple[Subject, str, str]] = []
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-traces-")))
+        served: list[Served] = []
         launcher: VllmLauncher | None = None
         for subject in subjects:
             if subject.launch is None:
-                served.append((subject, subject.url, subject.model))
+                served.append(Served(subject=subject, url=subject.url, model=subject.model))
                 continue
             if launcher is None:
                 if environment is None:
                     raise LaunchError("launching needs vLLM's environment: make engine-vllm")
                 launcher = VllmLauncher(clock=clock, environment=environment)
                 await stack.enter_async_context(launcher)
-            name = subject.launch.layout
-            on_stage(f"starting {subject.layout.label} on {subject.accelerators}")
-            running = await launcher.start(subject.launch, name=f"{name}-{len(served)}")
-            served.append((subject, running.url, subject.launch.served_name))
-        return await _rounds(served, load, rounds, on_stage)
+            traces = folder / str(len(served)) if profile else None
+            launch = msgspec.structs.replace(
+                subject.launch, trace_folder="" if traces is None else str(traces)
+            )
+            on_stage(f"starting {_named(subject)}")
+            running = await launcher.start(launch, name=f"{launch.layout}-{len(served)}")
+            served.append(
+                Served(subject=subject, url=running.url, model=launch.served_name, traces=traces)
+            )
+        runs = await _rounds(served, load, rounds, on_stage)
+        shares = await _traced(served, load, on_stage)
+    return [
+        msgspec.structs.replace(run, communication_share=shares.get((run.accelerators, run.layout)))
+        for run in runs
+    ]
 
 
-async def _rounds(
-    served: Sequence[tuple[Subject, str, str]], load: Steady, rounds: int, on_stage: Tell
-) -> list[Run]:
+async def _rounds(served: Sequence[Served], load: Steady, rounds: int, on_stage: Tell) -> list[Run]:
     warm = msgspec.structs.replace(load, output_tokens=WARM_OUTPUT_TOKENS, rounds=1)
-    for subject, url, model in served:
-        on_stage(f"warming {subject.layout.label}")
-        await measure_once(subject, url, msgspec.structs.replace(warm, model=model))
+    for one in served:
+        on_stage(f"warming {_named(one.subject)}")
+        await measure_once(one.subject, one.url, msgspec.structs.replace(warm, model=one.model))
     made = []
     for at in range(rounds):
         # Every other round runs backwards, so that a drift of the machine does not favour the first.
         order = served if at % 2 == 0 else served[::-1]
-        for subject, url, model in order:
-            on_stage(f"round {at + 1} of {rounds}: {subject.layout.label}")
-            seeded = msgspec.structs.replace(load, model=model, seed=load.seed + at + 1)
-            made.append(await measure_once(subject, url, seeded))
+        for one in order:
+            on_stage(f"round {at + 1} of {rounds}: {_named(one.subject)}")
+            seeded = msgspec.structs.replace(load, model=one.model, seed=load.seed + at + 1)
+            made.append(await measure_once(one.subject, one.url, seeded))
     return made
+
+
+async def _traced(
+    served: Sequence[Served], load: Steady, on_stage: Tell
+) -> dict[tuple[int, Layout], float]:
+    """Return the largest share of communication among the ranks of each layout that leaves traces."""
+    shares: dict[tuple[int, Layout], float] = {}
+    for one in served:
+        if one.traces is None:
+            continue
+        on_stage(f"tracing {_named(one.subject)}")
+        times = await _trace(one, load)
+        shares[one.subject.accelerators, one.subject.layout] = max(
+            rank.communication_share for rank in times
+        )
+    return shares
+
+
+async def _trace(one: Served, load: Steady) -> list[TraceTimes]:
+    """Run a short load under the server's profiler and read what its ranks wrote; raises `RunFailedError`."""
+    assert one.traces is not None
+    short = msgspec.structs.replace(
+        load, output_tokens=min(load.output_tokens, TRACED_OUTPUT_TOKENS), rounds=1, model=one.model
+    )
+    await _ask(one, "start_profile")
+    await measure_once(one.subject, one.url, short)
+    await _ask(one, "stop_profile")
+    try:
+        found = sorted(one.traces.rglob("*.pt.trace.json*"))
+        times = [read_trace(path.read_bytes()) for path in found]
+    except (OSError, EngineFormatError) as error:
+        raise RunFailedError(f"{_named(one.subject)}: its trace cannot be read: {error}") from error
+    if not times:
+        raise RunFailedError(f"{_named(one.subject)}: its profiler left no trace in {one.traces}")
+    return times
+
+
+async def _ask(one: Served, what: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=PROFILE_S_MAX)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{one.url}/{what}") as response,
+        ):
+            if response.status != 200:
+                raise RunFailedError(
+                    f"{_named(one.subject)}: /{what} was answered with {response.status}"
+                )
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RunFailedError(
+            f"{_named(one.subject)}: /{what} was not answered: {error!r}"
+        ) from error
+
+
+def _named(subject: Subject) -> str:
+    return f"{subject.layout.label} on {subject.accelerators}"
 
 
 async def measure_once(subject: Subject, url: str, load: Steady) -> Run:
