@@ -18,6 +18,7 @@ from trimtab import __version__  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
+from trimtab.interfaces.fleet_cli import fleet  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
@@ -41,11 +42,12 @@ def main() -> None:
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab fleet add                              one replica more in a fleet that serves
       trimtab ledger chain NAME                      why a lever is on, in words
     """
 
 
-for command in (diagnose, plan, efficiency_command, prompts, tune, up, load, engine, ledger):
+for command in (diagnose, plan, efficiency_command, prompts, tune, up, fleet, load, engine, ledger):
     main.add_command(command)
 
 
