@@ -96,7 +96,7 @@ def efficiency_command(
     Examples:
       trimtab efficiency single single@2 tp2 pp2 dp2
       trimtab efficiency --model made-moe single tp2 tp2-ep
-      trimtab efficiency single=http://a:8000,1 tp4=http://b:8000,4 --model llama-3.1-70b --tpot-ms 25
+      trimtab efficiency single=http://a:8000,1 tp4=http://b:8000,4 --tpot-ms 25
 
     Exit codes: 0 measured, 1 more accelerators reverse the gain (or an error), 2 usage.
     """
@@ -162,8 +162,7 @@ def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:
         return Subject(
             layout=layout,
             accelerators=int(count) if known else layout.devices_per_replica,
-            url=url if known else where,
-            model=model,
+            url=(url if known else where).rstrip("/"),
         )
     ranks = layout.devices_per_replica
     threads = int(asked) if asked else ranks

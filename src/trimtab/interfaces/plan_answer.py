@@ -65,7 +65,7 @@ class LayoutAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan was made for. Sources say where facts were read."""
+    """What the plan was made for. Sources say where facts were read; `local`: it is the CPUs of this machine."""
 
     accelerator: str
     accelerator_source: str
@@ -75,6 +75,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     link_source: str
     node_link: str | None
     node_link_source: str | None
+    local: bool = False
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +116,12 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_of(
-    found: Plan, ask: Ask, *, sources: Sequence[str] = (), trace: TraceLoad | None = None
+    found: Plan,
+    ask: Ask,
+    *,
+    sources: Sequence[str] = (),
+    trace: TraceLoad | None = None,
+    local: bool = False,
 ) -> PlanAnswer:
     """Put a plan into the words of its answer."""
     layouts = tuple(_layout(each, ask.targets) for each in found.ranked)
@@ -137,6 +143,7 @@ def answer_of(
             link_source=cluster.link.source,
             node_link=cluster.node_link.name if cluster.node_link else None,
             node_link_source=cluster.node_link.source if cluster.node_link else None,
+            local=local,
         ),
         demand=ask.demand,
         targets=ask.targets,

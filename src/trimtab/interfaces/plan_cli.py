@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from trimtab.core.layout import PlanInputError
+from trimtab.core.ports import LaunchError
 from trimtab.interfaces.plan_answer import FOUND, PlanAnswer, answer_of
 from trimtab.interfaces.plan_html import page
 from trimtab.interfaces.plan_inputs import (
@@ -21,14 +22,18 @@ from trimtab.interfaces.plan_inputs import (
     kv_bits_of,
     read_trace,
 )
+from trimtab.interfaces.plan_measure import Corrected, is_local, run_measurements, urls_of
+from trimtab.interfaces.plan_measure import show as show_measured
 from trimtab.interfaces.plan_measured import read_rows
 from trimtab.interfaces.plan_validation import print_validation
 from trimtab.interfaces.plan_view import print_answer
+from trimtab.interfaces.plan_write import write_launch
 from trimtab.planning.corrected import CorrectedEstimator
 from trimtab.planning.layouts import Sizes
-from trimtab.planning.measured import Group
+from trimtab.planning.measured import Group, MeasuredLayout
 from trimtab.planning.plan import plan as plan_layouts
 from trimtab.runtime.kernel_names import system_of
+from trimtab.runtime.layout_runs import RunFailedError
 from trimtab.runtime.plan_estimator import build_estimator
 from trimtab.runtime.plan_validate import validate_table
 from trimtab.runtime.served_sources import SourceError
@@ -52,7 +57,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             code = command(*args, **kwargs)
-        except (PlanInputError, SourceError) as error:
+        except (PlanInputError, SourceError, LaunchError, RunFailedError) as error:
             raise Unplannable(str(error)) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -109,6 +114,24 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     help="Measured already: a table of layouts, or a benchmark's result such as TP4=result.json.",
 )
 @click.option(
+    "--measure",
+    is_flag=True,
+    help="Run the measurements that would settle it, on servers at --url or launched on cpu, and correct the plan.",
+)
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="LAYOUT=URL",
+    help="Where a layout serves, for --measure, such as TP4=http://host:8000; repeatable.",
+)
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the chosen layout's command, Kubernetes manifests and Ray Serve configuration.",
+)
+@click.option(
     "--validate",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Compare estimates with a table of measured layouts instead, before and after calibration.",
@@ -126,7 +149,14 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 )
 @_exits
 def plan(
-    as_json: bool, html: Path | None, validate: Path | None, seed: int, **options: object
+    as_json: bool,
+    html: Path | None,
+    validate: Path | None,
+    seed: int,
+    measure: bool,
+    urls: tuple[str, ...],
+    write: Path | None,
+    **options: object,
 ) -> int:
     """Say which parallel layout of a model meets the targets with the fewest accelerators.
 
@@ -144,14 +174,35 @@ def plan(
         if options[name] is None:
             raise click.UsageError(f"--{name} is needed")
     words = msgspec.convert(options | {"sizes": sizes}, Words, strict=False)
-    answer = _answer(words)
+    if urls and not measure:
+        raise click.UsageError("--url is for --measure")
+    asking = _Asking(words)
+    answer = asking.answer()
+    corrected = _measured(asking, answer, urls) if measure else None
+    if corrected is not None:
+        answer = corrected.after
     if html is not None:
         _write(html, page(answer))
     if as_json:
-        click.echo(msgspec.json.encode(answer).decode())
+        click.echo(msgspec.json.encode(answer if corrected is None else corrected).decode())
     else:
         print_answer(answer, Console())
+        if corrected is not None:
+            show_measured(corrected, Console())
+    if write is not None:
+        asking.write(write, answer)
     return answer.exit_code
+
+
+def _measured(asking: "_Asking", answer: PlanAnswer, urls: tuple[str, ...]) -> Corrected:
+    told, rows = run_measurements(
+        answer,
+        urls_of(urls, asking.ask.model),
+        asking.group,
+        model_text=asking.words.model,
+        console=Console(stderr=True),
+    )
+    return Corrected(before=answer, measured=told, after=asking.answer(rows))
 
 
 def _validate(path: Path, seed: int, *, as_json: bool) -> int:
@@ -163,28 +214,61 @@ def _validate(path: Path, seed: int, *, as_json: bool) -> int:
     return FOUND
 
 
-def _answer(words: Words) -> PlanAnswer:
-    trace = None if words.trace is None else read_trace(words.trace)
-    ask = ask_of(words, trace)
-    estimator = build_estimator(
-        ask.model,
-        ask.accelerator,
-        model_name=words.model,
-        engine=ENGINES[words.engine],
-        precision=words.precision or "",
-        kv_bits=kv_bits_of(words),
-        cluster=ask.cluster,
-    )
-    system = system_of(ask.accelerator.name) or ask.accelerator.name
-    group = Group(system=system, engine=words.engine, model=words.model)
-    rows = read_rows(words.measured, group, ask.model)
-    console = Console(stderr=True)
-    with (
-        console.status("asking for the times of layouts") if console.is_terminal else nullcontext()
-    ):
-        corrected = CorrectedEstimator(estimator, system, words.engine, rows)
-        found = plan_layouts(ask, corrected, trace=trace)
-    return answer_of(found, ask, sources=estimator.sources, trace=trace)
+class _Asking:
+    """One question with its estimator, which may be asked again once more was measured."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self._trace = None if words.trace is None else read_trace(words.trace)
+        self.ask = ask_of(words, self._trace)
+        self._estimator = build_estimator(
+            self.ask.model,
+            self.ask.accelerator,
+            model_name=words.model,
+            engine=ENGINES[words.engine],
+            precision=words.precision or "",
+            kv_bits=kv_bits_of(words),
+            cluster=self.ask.cluster,
+        )
+        system = system_of(self.ask.accelerator.name) or self.ask.accelerator.name
+        self.group = Group(system=system, engine=words.engine, model=words.model)
+        self._rows = read_rows(words.measured, self.group, self.ask.model)
+
+    def answer(self, rows: tuple[MeasuredLayout, ...] = ()) -> PlanAnswer:
+        """Plan with what was measured before and `rows`."""
+        console = Console(stderr=True)
+        with (
+            console.status("asking for the times of layouts")
+            if console.is_terminal
+            else nullcontext()
+        ):
+            corrected = CorrectedEstimator(
+                self._estimator, self.group.system, self.words.engine, (*self._rows, *rows)
+            )
+            found = plan_layouts(self.ask, corrected, trace=self._trace)
+        return answer_of(
+            found,
+            self.ask,
+            sources=self._estimator.sources,
+            trace=self._trace,
+            local=is_local(self.words.hardware),
+        )
+
+    def write(self, folder: Path, answer: PlanAnswer) -> None:
+        """Write what starts the chosen layout and say where; nothing where no layout was chosen."""
+        if answer.chosen is None:
+            click.echo(f"nothing was written to {folder}: no layout meets the targets", err=True)
+            return
+        files = write_launch(
+            folder,
+            answer,
+            self.ask.model,
+            text=self.words.model,
+            engine=self.words.engine,
+            precision=self.words.precision,
+            kv_precision=self.words.kv_precision,
+        )
+        click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)
 
 
 def _write(path: Path, text: str) -> None:

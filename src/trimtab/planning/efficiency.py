@@ -35,7 +35,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run of a layout under a load. Milliseconds are means of the run's requests.
 
     `accelerators`: how many it used; `tokens_per_s`: output tokens of all requests; `communication_share`: part (0 to
-    1) of traced time in collectives that nothing overlaps, None without a trace.
+    1) of traced time in collectives that nothing overlaps, None without a trace; `input_tokens`: mean that the server
+    counted of a request, None where it does not say.
     """
 
     layout: Layout
@@ -45,6 +46,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     requests: int
     communication_share: float | None = None
+    input_tokens: float | None = None
 
 
 class Verdict(StrEnum):

@@ -19,6 +19,7 @@ from trimtab.core.layout import Layout, PlanInputError
 from trimtab.core.ports import Clock, EngineFormatError, LaunchError
 from trimtab.engines.chrome_trace import TraceTimes, read_trace
 from trimtab.engines.vllm import VllmLaunch
+from trimtab.engines.vllm_effective import read_models
 from trimtab.planning.efficiency import Run
 from trimtab.runtime.load import run_load
 from trimtab.runtime.vllm_env import VllmEnvironment
@@ -32,7 +33,10 @@ PROFILE_S_MAX: Final = 120.0
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout to be measured. `accelerators`: CPUs or devices that it uses; exactly one of `launch` and `url`."""
+    """A layout to be measured. `accelerators`: CPUs or devices that it uses; exactly one of `launch` and `url`.
+
+    `model`: the name that the server at `url` serves, empty: what it says itself.
+    """
 
     layout: Layout
     accelerators: int
@@ -73,26 +77,16 @@ async def measure_layouts(
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-traces-")))
-        served: list[Served] = []
         launcher: VllmLauncher | None = None
-        for subject in subjects:
-            if subject.launch is None:
-                served.append(Served(subject=subject, url=subject.url, model=subject.model))
-                continue
-            if launcher is None:
-                if environment is None:
-                    raise LaunchError("launching needs vLLM's environment: make engine-vllm")
-                launcher = VllmLauncher(clock=clock, environment=environment)
-                await stack.enter_async_context(launcher)
-            traces = folder / str(len(served)) if profile else None
-            launch = msgspec.structs.replace(
-                subject.launch, trace_folder="" if traces is None else str(traces)
-            )
-            on_stage(f"starting {_named(subject)}")
-            running = await launcher.start(launch, name=f"{launch.layout}-{len(served)}")
-            served.append(
-                Served(subject=subject, url=running.url, model=launch.served_name, traces=traces)
-            )
+        if any(subject.launch is not None for subject in subjects):
+            if environment is None:
+                raise LaunchError("launching needs vLLM's environment: make engine-vllm")
+            launcher = VllmLauncher(clock=clock, environment=environment)
+            await stack.enter_async_context(launcher)
+        served = []
+        for number, subject in enumerate(subjects):
+            traces = folder / str(number) if profile else None
+            served.append(await _served(subject, launcher, traces, f"{number}", on_stage))
         runs = await _rounds(served, load, rounds, on_stage)
         shares = await _traced(served, load, on_stage)
     return [
@@ -101,20 +95,67 @@ async def measure_layouts(
     ]
 
 
+async def _served(
+    subject: Subject,
+    launcher: VllmLauncher | None,
+    traces: Path | None,
+    name: str,
+    on_stage: Tell,
+) -> Served:
+    """Start a subject, or ask the server there is what it serves."""
+    if subject.launch is None or launcher is None:
+        model = subject.model or await _model_at(subject)
+        return Served(subject=subject, url=subject.url, model=model)
+    launch = msgspec.structs.replace(
+        subject.launch, trace_folder="" if traces is None else str(traces)
+    )
+    on_stage(f"starting {_named(subject)}")
+    running = await launcher.start(launch, name=f"{launch.layout}-{name}")
+    return Served(subject=subject, url=running.url, model=launch.served_name, traces=traces)
+
+
 async def _rounds(served: Sequence[Served], load: Steady, rounds: int, on_stage: Tell) -> list[Run]:
-    warm = msgspec.structs.replace(load, output_tokens=WARM_OUTPUT_TOKENS, rounds=1)
+    words = {}
     for one in served:
         on_stage(f"warming {_named(one.subject)}")
-        await measure_once(one.subject, one.url, msgspec.structs.replace(warm, model=one.model))
+        words[one.url] = await _warm(one, load)
     made = []
     for at in range(rounds):
         # Every other round runs backwards, so that a drift of the machine does not favour the first.
         order = served if at % 2 == 0 else served[::-1]
         for one in order:
             on_stage(f"round {at + 1} of {rounds}: {_named(one.subject)}")
-            seeded = msgspec.structs.replace(load, model=one.model, seed=load.seed + at + 1)
+            seeded = msgspec.structs.replace(
+                load, model=one.model, seed=load.seed + at + 1, input_tokens=words[one.url]
+            )
             made.append(await measure_once(one.subject, one.url, seeded))
     return made
+
+
+async def _warm(one: Served, load: Steady) -> int:
+    """Send a first round with short answers; returns the words of a prompt that has the tokens asked for."""
+    warm = msgspec.structs.replace(
+        load, output_tokens=WARM_OUTPUT_TOKENS, rounds=1, model=one.model
+    )
+    run = await measure_once(one.subject, one.url, warm)
+    if run.input_tokens is None:
+        return load.input_tokens
+    return max(1, round(load.input_tokens * load.input_tokens / run.input_tokens))
+
+
+async def _model_at(subject: Subject) -> str:
+    """Return the first model that a server says it serves; raises `RunFailedError`."""
+    timeout = aiohttp.ClientTimeout(total=PROFILE_S_MAX)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{subject.url}/v1/models") as response,
+        ):
+            return read_models(await response.read()).id
+    except (aiohttp.ClientError, TimeoutError, EngineFormatError) as error:
+        raise RunFailedError(
+            f"{_named(subject)} at {subject.url}: /v1/models was not answered: {error!r}"
+        ) from error
 
 
 async def _traced(
@@ -191,6 +232,7 @@ async def measure_once(subject: Subject, url: str, load: Steady) -> Run:
         tpot_ms=found.tpot_ms.mean,
         tokens_per_s=found.output_tokens_per_s,
         requests=found.ok,
+        input_tokens=found.prompt_tokens / found.ok if found.prompt_tokens else None,
     )
 
 
