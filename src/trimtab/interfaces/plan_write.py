@@ -83,8 +83,7 @@ def _script(deployment: Deployment, answer: PlanAnswer, text: str, precision: st
             f"A replica takes {deployment.nodes_per_replica} nodes, joined by Ray before this."
         )
     head = "\n".join(f"# {note}" for note in notes)
-    more = " --distributed-executor-backend ray" if deployment.nodes_per_replica > 1 else ""
-    return f"#!/bin/sh\n{head}\nexec env {command_of(deployment)}{more}\n"
+    return f"#!/bin/sh\n{head}\nexec env {command_of(deployment)}\n"
 
 
 def _yaml(documents: Sequence[Tree]) -> str:

@@ -91,7 +91,15 @@ def command_of(deployment: Deployment) -> str:
         for name, value in command.env.items()
         if name not in left_out
     ]
-    return " ".join([*env, shlex.join(command.argv)])
+    return " ".join([*env, shlex.join([*command.argv, *_over_nodes(deployment)])])
+
+
+def _over_nodes(deployment: Deployment) -> list[str]:
+    """Return what a replica over several nodes needs besides: ranks are placed by Ray, groups of attention too."""
+    if deployment.nodes_per_replica == 1:
+        return []
+    groups = ["--data-parallel-backend", "ray"] if deployment.layout.attention_dp > 1 else []
+    return ["--distributed-executor-backend", "ray", *groups]
 
 
 def kubernetes(deployment: Deployment) -> list[Tree]:
@@ -122,13 +130,13 @@ def _worker_set(deployment: Deployment) -> Tree:
     """One group per replica: the leader starts Ray and the server, the workers join it."""
     nodes = deployment.nodes_per_replica
     leader, worker = (_container(deployment, deployment.devices_per_node) for _ in range(2))
-    command = f"{command_of(deployment)} --distributed-executor-backend ray"
+    alive = "import ray; ray.init(address='auto'); print(sum(n['Alive'] for n in ray.nodes()))"
     leader["command"] = [
         "/bin/sh",
         "-c",
         f"ray start --head --port={RAY_PORT} && "
-        f"until [ $(ray list nodes --format json | grep -c ALIVE) -ge {nodes} ]; do sleep 2; done && "
-        f"exec env {command}",
+        f'until [ "$(python3 -c "{alive}" 2>/dev/null)" -ge {nodes} ]; do sleep 2; done && '
+        f"exec env {command_of(deployment)}",
     ]
     worker["command"] = [
         "/bin/sh",

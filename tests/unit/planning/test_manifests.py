@@ -66,6 +66,14 @@ def test_several_nodes_are_a_group_of_a_leader_and_workers() -> None:
     assert worker["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
+def test_attention_groups_over_nodes_are_placed_by_ray_too() -> None:
+    """Groups within a node need nothing; over nodes the engine must be told who places them."""
+    apart = command_of(deployment(Layout(tp=2, attention_dp=8, moe_ep=16)))
+    together = command_of(deployment(Layout(tp=2, attention_dp=4, moe_ep=8)))
+    assert "--data-parallel-backend ray" in apart
+    assert "ray" not in together
+
+
 @pytest.mark.parametrize("layout", [Layout(tp=1), Layout(tp=8), Layout(tp=8, pp=4, replicas=2)])
 def test_pods_have_the_shared_memory_that_ranks_meet_in(layout: Layout) -> None:
     """The 64 MiB that a container has by itself end ranks with a bus error."""
