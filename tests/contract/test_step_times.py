@@ -2,6 +2,7 @@
 
 import importlib.util
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from trimtab.core.served import EngineKind
 from trimtab.engines.model_names import find_model_shape
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
 from trimtab.planning.roofline_times import RooflineTimes
+from trimtab.runtime.kernel_cache import CompiledCache
 from trimtab.runtime.kernel_tables import PackageTables
 from trimtab.runtime.plan_estimator import build_estimator
 
@@ -91,6 +93,19 @@ def test_models_asked_in_turn_do_not_answer_for_each_other(tables: PackageTables
     assert not isinstance(fresh, NoTimes)
     assert not isinstance(again, NoTimes)
     assert again.decode_ms(16, 2000) == fresh.decode_ms(16, 2000)
+
+
+@needs_tables
+def test_kept_configuration_answers_as_the_fresh_one(tables: PackageTables, tmp_path: Path) -> None:
+    """The second run reads what the first compiled, and gets the very same times."""
+    asked = Serving(model="Qwen/Qwen3-32B", system="H100", engine=EngineKind.VLLM, kv_bits=16)
+    first = PackageTables(CompiledCache(tmp_path)).times(asked, Layout(tp=2))
+    assert list(tmp_path.glob("*.spec"))
+    second = PackageTables(CompiledCache(tmp_path)).times(asked, Layout(tp=2))
+    assert not isinstance(first, NoTimes)
+    assert not isinstance(second, NoTimes)
+    assert second.decode_ms(24, 3000) == first.decode_ms(24, 3000)
+    assert second.notes == first.notes
 
 
 @needs_tables

@@ -8,6 +8,7 @@ are not used: they leave out queueing and scheduling. Measured serving rows that
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 from functools import cache
@@ -19,6 +20,7 @@ import msgspec
 
 from trimtab.core.layout import EstimateSource, Layout
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
+from trimtab.runtime.kernel_cache import Compiled, CompiledCache
 from trimtab.runtime.kernel_configs import ConfigFolders
 from trimtab.runtime.kernel_names import (
     ENGINES,
@@ -132,7 +134,9 @@ def _is_collective(name: str) -> bool:
 class PackageTables:
     """The kernel tables of the package. Loading the tables of a system and engine takes seconds, once in a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: CompiledCache | None = None) -> None:
+        """`cache`: compiled configurations of runs before; None keeps none."""
+        self._cache = cache or CompiledCache(None)
         self._times: dict[tuple[Serving, Layout], StepTimes | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._folders = ConfigFolders()
@@ -209,6 +213,30 @@ class PackageTables:
         attention: str | None,
     ) -> _Handle:
         """Compile one configuration; raises one of `_REFUSALS` where the tables lack a kernel of it."""
+        # A folder's configuration may change under its name, so only those that the package carries are kept.
+        kept = widths.model in _carried()
+        key = f"{_version()} {system} {engine} {mode} {attention} {layout} {widths}"
+        found = self._cache.get(key) if kept else None
+        if found is None:
+            found = self._build(widths, layout, engine, system, mode, attention)
+            if kept:
+                self._cache.put(key, found)
+        compiled = _sdk().engine.EngineHandle(found.spec)
+        batch, tokens = _PROBE
+        compiled.decode_step_latency(batch, tokens, 2)
+        compiled.predict_prefill_latency(1, tokens, 0)
+        compiled.mixed_step_latency(tokens, batch, tokens, 2, 0)
+        return _Handle(engine=compiled, widths=found.widths, mode=mode, version=found.version)
+
+    def _build(
+        self,
+        widths: Widths,
+        layout: Layout,
+        engine: str,
+        system: str,
+        mode: str,
+        attention: str | None,
+    ) -> Compiled:
         tables = self._database(system, engine, mode)
         if tables is None:
             raise ValueError(f"no tables for {system} and {engine}")
@@ -226,13 +254,10 @@ class PackageTables:
             nextn=0,
             database=tables,
         )
-        compiled = sdk.engine.EngineHandle(bytes(sdk.core.engine_spec_bincode_from_json(spec)))
-        batch, tokens = _PROBE
-        compiled.decode_step_latency(batch, tokens, 2)
-        compiled.predict_prefill_latency(1, tokens, 0)
-        compiled.mixed_step_latency(tokens, batch, tokens, 2, 0)
-        return _Handle(
-            engine=compiled, widths=_said(model.config), mode=mode, version=str(tables.version)
+        return Compiled(
+            spec=bytes(sdk.core.engine_spec_bincode_from_json(spec)),
+            widths=_said(model.config),
+            version=str(tables.version),
         )
 
     def _database(self, system: str, engine: str, mode: str) -> Any:
@@ -303,6 +328,11 @@ def _sdk() -> _Sdk:
     names = ("common", "config_builders", "engine", "models.helpers", "models", "perf_database")
     parts = [importlib.import_module(f"{_PACKAGE}.sdk.{name}") for name in names]
     return _Sdk(importlib.import_module(_PACKAGE), *parts)
+
+
+@cache
+def _version() -> str:
+    return importlib.metadata.version("aiconfigurator-core")
 
 
 @cache

@@ -17,10 +17,12 @@ from trimtab.planning.memory import STORED_KV_BITS, memory_fit
 from trimtab.planning.precision import find_precision, stored_bits
 from trimtab.planning.roofline_times import RooflineTimes, collective_ms
 from trimtab.planning.server_pace import pace_of
+from trimtab.runtime.kernel_cache import CompiledCache
 from trimtab.runtime.kernel_names import ENGINES
 from trimtab.runtime.kernel_tables import PackageTables
+from trimtab.runtime.vllm_env import cache_folder
 
-_TABLES: Final = PackageTables()
+_TABLES: Final = PackageTables(CompiledCache(cache_folder() / "kernels"))
 """Tables that were loaded stay so for the life of the process."""
 
 _SLOWER_SHARE: Final = 0.9
