@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
@@ -12,6 +12,11 @@ from trimtab.interfaces import plan_words as words
 from trimtab.interfaces.plan_answer import PlanAnswer
 
 LEFT = ("layout", "replica", "because", "on the fullest rank", "from", "")
+WHOLE = ("layout", "replica")
+"""Columns that are never folded: what the others speak of."""
+HEAD_WORD = 10
+"""Letters of a head's word that are kept together."""
+GAP = 2
 
 
 def print_answer(answer: PlanAnswer, console: Console) -> None:
@@ -58,18 +63,61 @@ def show(answer: PlanAnswer) -> RenderableType:
     )
 
 
+class _Columns:
+    """A table whose names and figures are whole on any usual terminal: what is narrow folds between words."""
+
+    def __init__(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._heads = heads
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give the table; gaps are halved before any cell is folded, and the widest are folded first."""
+        natural = [max(map(len, cells)) for cells in self._cells()]
+        gap = GAP if sum(natural) + GAP * (len(natural) - 1) <= options.max_width else 1
+        least = [
+            width if head in WHOLE else _narrowest(cells)
+            for head, width, cells in zip(self._heads, natural, self._cells(), strict=True)
+        ]
+        room = options.max_width - gap * (len(natural) - 1)
+        yield self._build(_shrink(natural, least, room), gap)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return list(zip(self._heads, *self._rows, strict=True))
+
+    def _build(self, widths: Sequence[int], gap: int) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+        for head, width in zip(self._heads, widths, strict=True):
+            left = head in LEFT
+            table.add_column(
+                head, justify="left" if left else "right", header_style="dim", width=width
+            )
+        for row in self._rows:
+            table.add_row(*(escape(cell) for cell in row))
+        return table
+
+
+def _narrowest(cells: Sequence[str]) -> int:
+    """Return the width that breaks no word of a column but a long one of its head, which comes first."""
+    head, *rest = cells
+    words = [part for cell in rest for part in cell.split()]
+    return max(1, *map(len, words), *(min(HEAD_WORD, len(part)) for part in head.split()))
+
+
+def _shrink(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return widths that fit `room`, the widest made narrower first and none narrower than its least."""
+    widths = list(natural)
+    while sum(widths) > room:
+        spare = [place for place, width in enumerate(widths) if width > least[place]]
+        if not spare:
+            break
+        widths[max(spare, key=lambda place: widths[place])] -= 1
+    return widths
+
+
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
     if not rows:
         return []
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head in heads:
-        left = head in LEFT
-        table.add_column(
-            head, justify="left" if left else "right", header_style="dim", no_wrap=not left
-        )
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return [Text(f"\n{title}", style="bold"), Padding(table, (0, 0, 0, 2))]
+    return [Text(f"\n{title}", style="bold"), Padding(_Columns(heads, rows), (0, 0, 0, 2))]
 
 
 def _lines(title: str, texts: Sequence[str]) -> list[RenderableType]:

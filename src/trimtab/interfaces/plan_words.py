@@ -69,9 +69,8 @@ def asked_words(answer: PlanAnswer) -> str:
     elif demand.rate_per_s is not None:
         load = f"{demand.rate_per_s:.3g} requests per second"
     cached = f", {share(demand.prefix_share)} of input cached" if demand.prefix_share else ""
-    joined = (
-        f"{hardware.link}{f', {hardware.node_link} between nodes' if hardware.node_link else ''}"
-    )
+    inside = "link unknown" if hardware.link == UNKNOWN else hardware.link
+    joined = f"{inside}{f', {hardware.node_link} between nodes' if hardware.node_link else ''}"
     return (
         f"{answer.model}; {hardware.devices * hardware.nodes} x {hardware.accelerator}{nodes} ({joined}); "
         f"{demand.input_tokens:,} tokens in, {demand.output_tokens:,} out{cached}; {load}"
@@ -255,7 +254,7 @@ def capacity_words(answer: PlanAnswer) -> Iterator[str]:
         if not away.holds and away.replicas_for_spare
         else ""
     )
-    yield f"One replica away: {'holds' if away.holds else 'does not hold'}. {away.because}.{spare}"
+    yield f"One replica away: {'holds' if away.holds else 'does not hold'}: {away.because}.{spare}"
     yield from _cost_words(found)
     if found.hours is not None:
         hours = found.hours

@@ -102,7 +102,9 @@ def _unknown(ask: Ask) -> list[str]:
     told: list[str] = []
     link, joint = ask.cluster.link, ask.cluster.node_link
     if ask.cluster.devices > 1 and (link.bytes_per_s is None or link.peer_access is None):
-        told.append(f"link: what {link.name} does between devices of a node is not known (--link)")
+        told.append(
+            f"link: how fast devices of a node are joined is not known: {link.name} (--link)"
+        )
     if ask.cluster.nodes > 1 and (joint is None or joint.bytes_per_s is None):
         told.append("link: what joins the nodes is not known (--node-link)")
     if ask.model.experts and ask.expert_skew is None:

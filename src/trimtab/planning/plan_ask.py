@@ -101,6 +101,8 @@ def check_ask(ask: Ask) -> None:
     ):
         if value is not None and not 0.0 <= value <= 1.0:
             raise PlanInputError(name, f"{value:g} is no share", ("0" if value < 0 else "1",))
+    if demand.draft_tokens < 0:
+        raise PlanInputError("draft_tokens", f"{demand.draft_tokens} is no count", ("0",))
     if ask.price_per_h is not None and not 0.0 <= ask.price_per_h <= FIGURE_MAX:
         raise PlanInputError("price", f"{ask.price_per_h:g} an hour is no price", ("0",))
     if ask.expert_skew is not None and not 1.0 <= ask.expert_skew <= FIGURE_MAX:

@@ -147,7 +147,7 @@ def _tensor(layout: Layout, ask: Ask, fits: Fits) -> Iterator[Remark]:
         yield Remark(
             rule=Rule.LINK_UNKNOWN,
             force=Force.UNKNOWN,
-            text=f"what the link {link.name} does is not known: what tensor parallelism costs here is a guess",
+            text=f"how fast devices are joined (link: {link.name}) is not known: what exchanges cost here is a guess",
         )
     if tensor_spans_nodes(layout, ask.cluster) and not _nodes_joined_fast(ask):
         yield Remark(

@@ -116,6 +116,7 @@ def test_trace_says_how_many_replicas_each_window_needs() -> None:
         ({"demand": Demand(input_tokens=1, output_tokens=1, rate_per_s=-2.0)}, "rate"),
         ({"demand": Demand(input_tokens=1, output_tokens=1, concurrency=1, rate_per_s=1)}, "rate"),
         ({"demand": Demand(input_tokens=1, output_tokens=1, prefix_share=1.5)}, "prefix_share"),
+        ({"demand": Demand(input_tokens=1, output_tokens=1, draft_tokens=-1)}, "draft_tokens"),
         ({"demand": Demand(input_tokens=9, output_tokens=1, context_tokens=5)}, "context"),
     ],
 )
