@@ -117,10 +117,10 @@ A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms a
 
 CLI_HEAD = """# Command line
 
-Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose` and `trimtab prompts`
-have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not answered.
-`trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or lever, and with 2 if there is
-no ledger.
+Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan` and
+`trimtab prompts` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
+answered. `trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or lever, and with 2 if
+there is no ledger.
 
 """
 

@@ -15,6 +15,7 @@ from trimtab.core.events import (
     Diagnosed,
     Effect,
     Envelope,
+    FleetSized,
     Frozen,
     GatesEvaluated,
     KVMoved,
@@ -57,6 +58,7 @@ from trimtab.core.stats_types import Interval
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import (
     Budget,
+    FleetAction,
     Phase,
     ReplicaState,
     Resource,
@@ -418,6 +420,14 @@ def every_event() -> tuple[AnyEvent, ...]:
             replica="r0", state=ReplicaState.READY, revision=REVISION, url="http://h:1", pid=7
         ),
         ReplicaCrashed(replica="r0", exit_code=-9, crashes=1, backoff_s=0.5),
+        FleetSized(
+            action=FleetAction.ADD,
+            replica="r2",
+            replicas=2,
+            allowed=True,
+            forced=False,
+            because="asked for",
+        ),
         KVMoved(replica="r0", action="saved", slots=4, tokens=900, bytes=4_000_000, took_ms=31.0),
         CALIBRATED,
         request(1),

@@ -2,7 +2,8 @@
 
 All rates are dense: where a sheet states them with sparsity, half of it. `flops_8bit` is FP8 where the device has it,
 else INT8. Links are one direction: half of a total that counts both. Memory is the capacity on the sheet in decimal
-bytes. What is not certain is None: a missing ceiling is said to be unknown, a wrong one would be believed.
+bytes; what a driver gives to programs is a figure of its own. What is not certain is None: a missing ceiling is said to
+be unknown, a wrong one would be believed.
 
 A name that leaves the variant open ("H100") is read as the variant most in use, and the result's source says so.
 """
@@ -15,6 +16,15 @@ from trimtab.core.served import Accelerator
 
 _T: Final = 1e12
 _G: Final = 1e9
+_GIB: Final = float(1 << 30)
+
+# What drivers give to programs in GiB, from public start-up reports of engines ("total_gpu_memory", "total capacity").
+_VISIBLE_GIB: Final = {
+    "V100 SXM2 32GB": 31.74, "T4": 14.56, "A100 SXM 40GB": 39.39, "A100 PCIe 40GB": 39.39, "A100 SXM 80GB": 79.15,
+    "A100 PCIe 80GB": 79.14, "A10": 22.07, "L4": 22.03, "L40S": 44.39, "H100 SXM": 79.19, "H100 PCIe": 79.19,
+    "H200 SXM": 139.8, "H200 NVL": 139.8, "B200": 178.35, "B300": 267.7, "GB300": 267.7, "RTX 3090": 23.58,
+    "RTX 4090": 23.55, "RTX 5090": 31.36, "MI300X": 191.98,
+}  # fmt: skip
 
 
 def _device(
@@ -27,6 +37,7 @@ def _device(
     source: str,
 ) -> Accelerator:
     """Rates in Tflop/s, capacity in GB, bandwidth and link (one direction) in GB/s."""
+    visible = _VISIBLE_GIB.get(name)
     return Accelerator(
         name=name,
         flops_16bit=None if flops_16 is None else flops_16 * _T,
@@ -35,6 +46,7 @@ def _device(
         memory_bytes_per_s=None if bandwidth_gb is None else bandwidth_gb * _G,
         link_bytes_per_s=None if link_gb is None else link_gb * _G,
         source=source,
+        visible_bytes=None if visible is None else visible * _GIB,
     )
 
 

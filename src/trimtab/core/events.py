@@ -17,7 +17,7 @@ from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import ReplicaState, RolloutState, Verdict
+from trimtab.core.types import FleetAction, ReplicaState, RolloutState, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -73,6 +73,20 @@ class ReplicaCrashed(Event, frozen=True, kw_only=True, tag="replica_crashed"):
     crashes: int
     backoff_s: float
     last_words: str = ""
+
+
+class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
+    """One replica more or less was asked for while the fleet serves; `allowed` says whether it was carried out.
+
+    `action`: add or remove; `replicas`: how many there were; `forced`: it was to be done whatever the check says.
+    """
+
+    action: FleetAction
+    replica: str
+    replicas: int
+    allowed: bool
+    forced: bool
+    because: str
 
 
 class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
@@ -241,6 +255,7 @@ AnyEvent = (
     | StageEnded
     | ReplicaChanged
     | ReplicaCrashed
+    | FleetSized
     | KVMoved
     | RequestServed
     | Measured

@@ -19,6 +19,7 @@ from trimtab.core.events import (
     Diagnosed,
     Effect,
     Envelope,
+    FleetSized,
     Frozen,
     GatesEvaluated,
     KVMoved,
@@ -107,8 +108,10 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_seen(event, cited)
         case RunStarted() | RunEnded() | StageStarted() | StageEnded():
             return _tell_run(event)
-        case ReplicaChanged() | ReplicaCrashed() | KVMoved() | LedgerGap() | Checkpoint():
+        case ReplicaChanged() | ReplicaCrashed() | FleetSized() | KVMoved():
             return _tell_machine(event)
+        case LedgerGap() | Checkpoint():
+            return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
             return _tell_rollout(event)
         case CutsKept() | TriggerMoved() | BudgetsRead() | Effect() | TrafficPlanned() | Frozen():
@@ -222,7 +225,7 @@ def _tell_run(event: RunStarted | RunEnded | StageStarted | StageEnded) -> str:
 
 
 def _tell_machine(
-    event: ReplicaChanged | ReplicaCrashed | KVMoved | LedgerGap | Checkpoint,
+    event: ReplicaChanged | ReplicaCrashed | FleetSized | KVMoved,
 ) -> str:
     match event:
         case ReplicaChanged():
@@ -233,11 +236,24 @@ def _tell_machine(
                 f"Replica {event.replica} crashed (exit code {event.exit_code}, crash {event.crashes}); "
                 f"it restarts after {event.backoff_s:g} s."
             )
+        case FleetSized():
+            done = "is carried out" if event.allowed else "is refused"
+            forced = " (forced)" if event.forced else ""
+            return (
+                f"To {event.action.value} replica {event.replica} with {event.replicas} there {done}{forced}: "
+                f"{clause(event.because)}."
+            )
         case KVMoved():
             return (
                 f"KV of replica {event.replica}: {event.action}, {event.tokens} tokens in {event.slots} slots "
                 f"({event.bytes / 1e6:.1f} MB) took {event.took_ms:.0f} ms."
             )
+        case _:
+            assert_never(event)
+
+
+def _tell_ledger(event: LedgerGap | Checkpoint) -> str:
+    match event:
         case LedgerGap():
             return f"{event.lost} events could not be stored: {clause(event.reason)}."
         case Checkpoint():

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from trimtab.core.model_parts import WeightPart
+
 
 class EngineKind(StrEnum):
     """Whose names a page is written in."""
@@ -202,7 +204,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     no output matrix too). `expert_bytes`: the part of `weight_bytes` that routed experts take. `latent_kv`: keys and
     values are one compressed vector that every rank needs whole (MLA); such a model has one KV head. `experts` and
     `experts_per_token`: the routed experts of a layer and how many a token meets, None for dense models.
-    `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV.
+    `window_tokens`, `windowed_layers`: how many layers keep only that many tokens of KV. `linear_layers`: layers that
+    keep a state of fixed size instead of KV, `state_bytes` a stream over all of them. `parts`: the weights by what they
+    are for, empty where only their total is known. `feed_forward`: the width of a dense layer, or of one expert.
+    `context_tokens_max`: the longest context that the model was made for. `latent_rank`, `latent_expanded`: of MLA, the
+    width of the compressed vector and what a head expands it to, keys and values together.
     """
 
     name: str
@@ -225,13 +231,26 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: int | None = None
     window_tokens: int | None = None
     windowed_layers: int = 0
+    linear_layers: int = 0
+    state_bytes: float = 0.0
+    feed_forward: int | None = None
+    latent_rank: int | None = None
+    latent_expanded: int | None = None
+    context_tokens_max: int | None = None
+    parts: tuple[WeightPart, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def kv_layers(self) -> int | None:
+        """Layers that keep KV: all but those of linear attention."""
+        return None if self.layers is None else self.layers - self.linear_layers
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """Peak rates of one device, dense, without sparsity. Bytes per second, operations per second, bytes.
 
     `measured`: found on this machine and not taken from a data sheet. `source`: the sheet or how it was measured.
+    `visible_bytes`: what its driver gives to programs, which is not the figure on the sheet; None if nobody told.
     """
 
     name: str
@@ -242,3 +261,4 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_per_s: float | None
     source: str
     measured: bool = False
+    visible_bytes: float | None = None

@@ -23,6 +23,7 @@ from trimtab.core.events import (
     Diagnosed,
     Effect,
     Envelope,
+    FleetSized,
     Frozen,
     GatesEvaluated,
     KVMoved,
@@ -183,7 +184,7 @@ def decode_state(text: str) -> State:
 
 def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
     match event:
-        case RequestServed() | Measured() | KVMoved() | Checkpoint():
+        case RequestServed() | Measured() | FleetSized() | KVMoved() | Checkpoint():
             return state
         case LedgerGap():
             return msgspec.structs.replace(state, lost=state.lost + event.lost)

@@ -62,6 +62,13 @@ class ReplicaState(StrEnum):
     STOPPED = "stopped"
 
 
+class FleetAction(StrEnum):
+    """What is done to the number of replicas of a fleet that serves."""
+
+    ADD = "add"
+    REMOVE = "remove"
+
+
 class Arm(StrEnum):
     """A side of a comparison."""
 

@@ -173,7 +173,8 @@ def _attention_operations(shape: ModelShape, context_tokens: float) -> float | N
     """Operations of one token's attention over all layers: two products of two operations a value."""
     if not shape.layers or not shape.heads or not shape.head_size:
         return None
-    return 4.0 * shape.heads * shape.head_size * _layer_tokens(shape, shape.layers, context_tokens)
+    layers = shape.layers - shape.linear_layers
+    return 4.0 * shape.heads * shape.head_size * _layer_tokens(shape, layers, context_tokens)
 
 
 def _weights_touched(shape: ModelShape, tokens: float, devices: int) -> float | None:

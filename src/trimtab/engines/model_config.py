@@ -14,110 +14,41 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.model_parts import PartName, WeightPart
 from trimtab.core.ports import EngineFormatError
 from trimtab.core.served import ModelShape
 from trimtab.engines.gguf import GGUFHeader
-from trimtab.engines.model_weights import Matrices, stored_bytes
+from trimtab.engines.model_families import FAMILIES, Config, Family, experts_of, linear_layers
+from trimtab.engines.model_matrices import count_parts
+from trimtab.engines.model_weights import Stored, stored_parts
 
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 KV_BYTES_PER_VALUE: Final = 2.0
 """The cache precision that engines use unless told otherwise: 16 bit."""
-
-_COUNT_MAX: Final = 10_000_000
-
-
-class _Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What an architecture has that its configuration does not say; `defaults` for keys it may leave out."""
-
-    tied: bool = False
-    qkv_bias: bool = False
-    head_norms: bool = False
-    norms: int = 2
-    output_bias: bool = False
-    expert_bias: bool = False
-    sinks: bool = False
-    window_every: int = 0
-    defaults: Mapping[str, int] = {}
-
-
-# Names are `model_type` of Hugging Face configurations. `window_every` n: each n-th layer sees everything, the others
-# a window; 1: all layers have the window.
-_GEMMA3_DEFAULTS: Final = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262_208,
-}
-_FAMILIES: Final = {
-    "llama": _Family(),
-    "granite": _Family(),
-    "phi3": _Family(),
-    "mistral": _Family(window_every=1),
-    "mixtral": _Family(window_every=1),
-    "qwen2": _Family(qkv_bias=True),
-    "qwen2_moe": _Family(qkv_bias=True),
-    "qwen3": _Family(head_norms=True),
-    "qwen3_moe": _Family(head_norms=True),
-    "gemma": _Family(tied=True),
-    "gemma2": _Family(tied=True, norms=4, window_every=2),
-    "gemma3_text": _Family(
-        tied=True, norms=4, head_norms=True, window_every=6, defaults=_GEMMA3_DEFAULTS
-    ),
-    "gpt_oss": _Family(
-        qkv_bias=True, output_bias=True, expert_bias=True, sinks=True, window_every=2
-    ),
-    "deepseek_v2": _Family(),
-    "deepseek_v3": _Family(),
-    "kimi_k2": _Family(),
-}
-_LATENT: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-
-
-class _Config:
-    """Reads counts out of a configuration; a value that is no count is an error that names its key."""
-
-    def __init__(self, data: Mapping[str, object], defaults: Mapping[str, int]) -> None:
-        self._data = data
-        self._defaults = defaults
-
-    def count(self, *names: str) -> int | None:
-        """Return the first of the names that is there; 0 and null are None."""
-        for name in names:
-            value = self._data.get(name, self._defaults.get(name))
-            if value is None or value is False:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise EngineFormatError(f"its {name} is {value!r} and no count")
-            if value > _COUNT_MAX:
-                raise EngineFormatError(f"its {name} claims {value}")
-            return value or None
-        return None
-
-    def need(self, *names: str) -> int:
-        """Return a count that must be there."""
-        found = self.count(*names)
-        if found is None:
-            raise EngineFormatError(f"it has no {names[0]}")
-        return found
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return a truth value; null and absence are the default."""
-        value = self._data.get(name)
-        return value if isinstance(value, bool) else default
-
-    def has(self, name: str) -> bool:
-        """Say whether a key is there with a value."""
-        return self._data.get(name) is not None
-
-    def get(self, name: str) -> object:
-        """Return a value as it is."""
-        return self._data.get(name)
+_INDEX_KEY_SCALE_BYTES: Final = 4.0
 
 
 def read_model_config(
-    data: bytes, *, source: str, name: str = "", kv_bytes_per_value: float = KV_BYTES_PER_VALUE
+    data: bytes,
+    *,
+    source: str,
+    name: str = "",
+    kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
+    quantization: bytes | None = None,
 ) -> ModelShape:
-    """Read the bytes of a config.json; raises `EngineFormatError`, whose message continues a sentence on the file."""
+    """Read the bytes of a config.json; raises `EngineFormatError`, whose message continues a sentence on the file.
+
+    `quantization`: the bytes of an hf_quant_config.json beside it, where some makers say how weights are stored.
+    """
+    found = _decoded(data)
+    if quantization is not None and "quantization_config" not in found:
+        inner = _decoded(quantization).get("quantization")
+        if isinstance(inner, dict):
+            found["quantization_config"] = {"quant_method": "modelopt", **inner}
+    return shape_of_config(found, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
+
+
+def _decoded(data: bytes) -> dict[str, object]:
     if len(data) > CONFIG_BYTES_MAX:
         raise EngineFormatError(f"it has {len(data)} bytes and is no model configuration")
     try:
@@ -126,7 +57,7 @@ def read_model_config(
         raise EngineFormatError("it is no JSON") from error
     if not isinstance(found, dict):
         raise EngineFormatError("it is no JSON object")
-    return shape_of_config(found, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
+    return found
 
 
 def shape_of_config(
@@ -140,22 +71,19 @@ def shape_of_config(
     inner = whole.get("text_config") or whole.get("llm_config")
     data = {**whole, **inner} if isinstance(inner, dict) else dict(whole)
     kind = str(data.get("model_type", ""))
-    family = _FAMILIES.get(kind)
-    config = _Config(data, family.defaults if family else {})
+    family = FAMILIES.get(kind)
+    config = Config(data, family.defaults if family else {})
     layers, hidden = config.need("num_hidden_layers", "n_layer"), config.need("hidden_size")
-    heads = config.need("num_attention_heads", "n_head")
     latent = config.count("kv_lora_rank")
-    kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
-    head_size = config.count("head_dim") or hidden // heads
-    if latent:
-        head_size = latent + (config.count("qk_rope_head_dim") or 0)
-    if head_size < 1:
-        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
-    matrices, notes = _matrices(config, kind, family)
+    heads, kv_heads, head_size = _head_sizes(config, hidden, latent)
+    counted = count_parts(config, family) if family else ()
+    stored = stored_parts(data, counted) if counted else _uncounted(kind)
     window, windowed = _window(config, family, layers)
-    stored = stored_bytes(data, matrices)
+    linear = linear_layers(config, layers)
     pair = 1 if latent else 2  # a latent vector is both key and value
-    experts, per_token = _experts(config)
+    experts, per_token = experts_of(config)
+    head, embedding = _of(counted, PartName.HEAD), _of(stored.parts, PartName.EMBEDDING)
+    untied = bool(head.parameters)
     return ModelShape(
         name=name or str(data.get("_name_or_path") or kind or "unnamed model"),
         source=source,
@@ -165,39 +93,78 @@ def shape_of_config(
         kv_heads=kv_heads,
         head_size=head_size,
         vocabulary=config.count("vocab_size"),
-        parameters=matrices.total if matrices else None,
-        active_parameters=_active(matrices, experts, per_token),
-        weight_bytes=stored.total,
-        kv_bytes_per_token=float(layers * kv_heads * head_size * pair) * kv_bytes_per_value,
-        lookup_parameters=matrices.lookup if matrices else 0.0,
-        lookup_bytes=stored.lookup,
-        expert_bytes=stored.experts,
+        parameters=sum(part.parameters for part in counted) if counted else None,
+        active_parameters=_active(counted, experts, per_token),
+        weight_bytes=sum(part.bytes for part in stored.parts) if stored.parts else None,
+        kv_bytes_per_token=_kv_bytes_per_token(
+            config, layers - linear, kv_heads * head_size * pair, kv_bytes_per_value
+        ),
+        lookup_parameters=_of(counted, PartName.EMBEDDING).parameters if untied else 0.0,
+        lookup_bytes=embedding.bytes if untied else 0.0,
+        expert_bytes=_of(stored.parts, PartName.EXPERTS).bytes,
         latent_kv=latent is not None,
         experts=experts,
         experts_per_token=per_token,
         window_tokens=window,
         windowed_layers=windowed,
-        notes=(*notes, *stored.notes),
+        linear_layers=linear,
+        state_bytes=_state_bytes(config, linear),
+        feed_forward=_feed_forward_width(config, experts),
+        latent_rank=latent,
+        latent_expanded=_latent_expanded(config) if latent else None,
+        context_tokens_max=config.count("max_position_embeddings", "n_positions"),
+        parts=stored.parts,
+        notes=stored.notes,
     )
 
 
-def _active(matrices: Matrices | None, experts: int | None, per_token: int | None) -> float | None:
-    if matrices is None:
+def _latent_expanded(config: Config) -> int | None:
+    plain, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
+    return plain + value if plain and value else None
+
+
+def _feed_forward_width(config: Config, experts: int | None) -> int | None:
+    """The width of one expert, or of a dense layer."""
+    if experts:
+        return config.count("moe_intermediate_size", "intermediate_size")
+    return config.count("intermediate_size")
+
+
+def _head_sizes(config: Config, hidden: int, latent: int | None) -> tuple[int, int, int]:
+    """Heads, KV heads, values of one KV head; a latent vector with its rotary part counts as one KV head."""
+    heads = config.need("num_attention_heads", "n_head")
+    kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
+    size = config.count("head_dim") or hidden // heads
+    if latent:
+        size = latent + (config.count("qk_rope_head_dim") or 0)
+    if size < 1:
+        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
+    return heads, kv_heads, size
+
+
+def _uncounted(kind: str) -> Stored:
+    told = f"architecture {kind or 'unnamed'!r} is not known: parameters not counted"
+    return Stored(notes=(told,))
+
+
+def _active(
+    parts: tuple[WeightPart, ...], experts: int | None, per_token: int | None
+) -> float | None:
+    """Parameters that one token meets."""
+    if not parts:
         return None
+    total = sum(part.parameters for part in parts)
     if not experts or not per_token:
-        return matrices.total
-    return matrices.total - matrices.experts * (1.0 - per_token / experts)
+        return total
+    return total - _of(parts, PartName.EXPERTS).parameters * (1.0 - per_token / experts)
 
 
-def _experts(config: _Config) -> tuple[int | None, int | None]:
-    experts = config.count("num_local_experts", "num_experts", "n_routed_experts")
-    per_token = config.count("num_experts_per_tok", "experts_per_token")
-    if experts and per_token and per_token > experts:
-        raise EngineFormatError(f"its tokens meet {per_token} of {experts} experts")
-    return (experts, per_token) if experts and per_token else (None, None)
+def _of(parts: tuple[WeightPart, ...], name: PartName) -> WeightPart:
+    empty = WeightPart(name=name, parameters=0.0, bits=0.0)
+    return next((part for part in parts if part.name is name), empty)
 
 
-def _window(config: _Config, family: _Family | None, layers: int) -> tuple[int | None, int]:
+def _window(config: Config, family: Family | None, layers: int) -> tuple[int | None, int]:
     """Return the window in tokens and how many layers have it."""
     window = config.count("sliding_window")
     kinds = config.get("layer_types")
@@ -211,85 +178,27 @@ def _window(config: _Config, family: _Family | None, layers: int) -> tuple[int |
     return window, layers if every == 1 else layers - layers // every
 
 
-def _matrices(
-    config: _Config, kind: str, family: _Family | None
-) -> tuple[Matrices | None, tuple[str, ...]]:
-    if family is None:
-        return None, (f"architecture {kind or 'unnamed'!r} is not known: parameters not counted",)
-    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
-    embedding = config.need("vocab_size") * hidden
-    tied = config.flag("tie_word_embeddings", family.tied)
-    latent = kind in _LATENT and config.has("kv_lora_rank")
-    attention = _latent_attention(config) if latent else _attention(config, family)
-    dense, experts, router = _feed_forward(config, family)
-    norms = layers * family.norms * hidden + hidden
-    return (
-        Matrices(
-            embedding=float(embedding),
-            head=0.0 if tied else float(embedding),
-            attention=float(layers * attention),
-            dense=float(dense),
-            experts=float(experts),
-            other=float(norms + router),
-            tied=tied,
-        ),
-        (),
-    )
+def _kv_bytes_per_token(
+    config: Config, layers: int, values: int, kv_bytes_per_value: float
+) -> float:
+    """Bytes over the `layers` that keep KV of `values` each, and the keys of an index that sparse attention keeps."""
+    index = config.count("index_head_dim") if config.has("kv_lora_rank") else None
+    # The index's keys are 8 bit whatever the cache's precision is, with one 32-bit scale (DeepSeek-V3.2).
+    indexed = index + _INDEX_KEY_SCALE_BYTES if index else 0.0
+    return layers * (values * kv_bytes_per_value + indexed)
 
 
-def _attention(config: _Config, family: _Family) -> int:
-    """Parameters of one layer's attention."""
-    hidden, heads = config.need("hidden_size"), config.need("num_attention_heads")
-    kv_heads = config.count("num_key_value_heads") or heads
-    size = config.count("head_dim") or hidden // heads
-    wide, narrow = heads * size, kv_heads * size
-    found = hidden * (wide + 2 * narrow) + wide * hidden
-    if config.flag("attention_bias", family.qkv_bias):
-        found += wide + 2 * narrow
-    if family.output_bias:
-        found += hidden
-    if family.head_norms:
-        found += 2 * size
-    return found + (heads if family.sinks else 0)
-
-
-def _latent_attention(config: _Config) -> int:
-    """Parameters of one layer of multi-head latent attention (DeepSeek-V2, section 2.1)."""
-    hidden, heads = config.need("hidden_size"), config.need("num_attention_heads")
-    rank, rotary = config.need("kv_lora_rank"), config.need("qk_rope_head_dim")
-    plain, value = config.need("qk_nope_head_dim"), config.need("v_head_dim")
-    query_rank = config.count("q_lora_rank")
-    wide = heads * (plain + rotary)
-    query = hidden * query_rank + query_rank * (wide + 1) if query_rank else hidden * wide
-    compressed = hidden * (rank + rotary) + rank * (heads * (plain + value) + 1)
-    return query + compressed + heads * value * hidden
-
-
-def _feed_forward(config: _Config, family: _Family) -> tuple[int, int, int]:
-    """Parameters of all layers: dense matrices (shared experts too), routed experts, routers."""
-    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
-    wide = config.need("intermediate_size", "moe_intermediate_size")
-    experts, _ = _experts(config)
-    if experts is None:
-        return layers * 3 * hidden * wide, 0, 0
-    sparse = _sparse_layers(config, layers)
-    each = config.count("moe_intermediate_size") or wide
-    expert = 3 * hidden * each + ((2 * each + hidden) if family.expert_bias else 0)
-    shared = (config.count("n_shared_experts") or 0) * each
-    alone = config.count("shared_expert_intermediate_size")
-    shared_parameters = 3 * hidden * (alone or shared) + (hidden if alone else 0)
-    router = hidden * experts + (experts if family.expert_bias or config.has("topk_group") else 0)
-    dense = (layers - sparse) * 3 * hidden * wide + sparse * shared_parameters
-    return dense, sparse * experts * expert, sparse * router
-
-
-def _sparse_layers(config: _Config, layers: int) -> int:
-    """How many layers have experts; the others are dense."""
-    first = config.count("first_k_dense_replace") or 0
-    every = config.count("decoder_sparse_step", "moe_layer_freq") or 1
-    dense_only = config.get("mlp_only_layers")
-    skipped = len(dense_only) if isinstance(dense_only, list) else 0
-    return max(0, math.ceil((layers - first) / every) - skipped)
+def _state_bytes(config: Config, linear: int) -> float:
+    """Bytes of one stream's state over the layers of linear attention: a matrix for each value head, and what the
+    convolution still needs of earlier tokens."""
+    if not linear:
+        return 0.0
+    heads, value = config.need("linear_num_value_heads"), config.need("linear_value_head_dim")
+    key = config.need("linear_key_head_dim")
+    keys = config.need("linear_num_key_heads") * key
+    width = 4.0 if config.get("mamba_ssm_dtype") == "float32" else 2.0
+    kernel = config.count("linear_conv_kernel_dim") or 4
+    return linear * (heads * key * value * width + (2 * keys + heads * value) * (kernel - 1) * 2.0)
 
 
 def shape_of_gguf(
@@ -336,4 +245,55 @@ def shape_of_gguf(
         experts=experts or None,
         experts_per_token=(per_token or None) if experts else None,
         window_tokens=header.number("attention.sliding_window"),
+        feed_forward=header.number("expert_feed_forward_length")
+        or header.number("feed_forward_length"),
+        context_tokens_max=header.context_tokens,
+        parts=_gguf_parts(header, layers or 0),
     )
+
+
+# How GGUF names the tensors of a part, the telling ones first.
+_GGUF_PARTS: Final = (
+    ("_exps.", PartName.EXPERTS),
+    ("_shexp.", PartName.SHARED_EXPERTS),
+    ("ffn_gate_inp", PartName.ROUTER),
+    ("norm", PartName.NORMS),
+    ("token_embd", PartName.EMBEDDING),
+    ("output.weight", PartName.HEAD),
+    ("attn_q_a", PartName.LATENT),
+    ("attn_kv_a", PartName.LATENT),
+    ("attn_k.", PartName.KEY_VALUE),
+    ("attn_v.", PartName.KEY_VALUE),
+    ("ssm_", PartName.LINEAR),
+    ("attn_gate", PartName.LINEAR),
+    ("attn_", PartName.ATTENTION),
+    ("ffn_", PartName.DENSE),
+)
+
+
+def _gguf_parts(header: GGUFHeader, layers: int) -> tuple[WeightPart, ...]:
+    """Sum tensors by part; empty if a tensor's type has no known size."""
+    values: dict[PartName, float] = {}
+    sizes: dict[PartName, float] = {}
+    for tensor in header.table:
+        if not tensor.size:
+            return ()
+        found = (part for sign, part in _GGUF_PARTS if _gguf_is(tensor.name, sign))
+        name = next(found, PartName.NORMS)
+        values[name] = values.get(name, 0.0) + math.prod(tensor.shape)
+        sizes[name] = sizes.get(name, 0.0) + tensor.size
+    return tuple(
+        WeightPart(
+            name=name,
+            parameters=values[name],
+            bits=8.0 * sizes[name] / values[name],
+            layers=0 if name in (PartName.EMBEDDING, PartName.HEAD) else layers,
+        )
+        for name in values
+        if values[name]
+    )
+
+
+def _gguf_is(tensor: str, sign: str) -> bool:
+    """Whether a tensor's name has a sign; the output matrix is no layer's output projection."""
+    return tensor == sign if sign == "output.weight" else sign in tensor

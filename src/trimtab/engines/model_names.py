@@ -52,16 +52,40 @@ def _deepseek(layers: int, hidden: int, heads: int, wide: int, vocabulary: int, 
 _V3: Final = _deepseek(
     61, 7168, 128, 18432, 129280, q_lora_rank=1536, n_routed_experts=256, num_experts_per_tok=8,
     n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, topk_group=4,
-    quantization_config={"quant_method": "fp8"},
+    quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
 )  # fmt: skip
 _OSS: Final[dict[str, Any]] = {
     "head": 64, "num_experts_per_tok": 4, "sliding_window": 128,
     "quantization_config": {"quant_method": "mxfp4"},
 }  # fmt: skip
+# The maker of these narrows the feed forward and leaves latent attention at 16 bit.
+_LATENT_NVFP4: Final = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.*.self_attn*"],
+}  # fmt: skip
+_CONTEXT_2507: Final = 262_144
+_QWEN3_5: Final[dict[str, Any]] = {
+    "head": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16, "full_attention_interval": 4, "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+}  # fmt: skip
+_MINIMAX: Final = _dense(
+    "minimax_m2", 62, 3072, 48, 8, 1536, 200064, head=128, num_local_experts=256, num_experts_per_tok=8,
+    max_position_embeddings=196608,
+    quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+)  # fmt: skip
+_GLM5: Final = _dense(
+    "glm_moe_dsa", 78, 6144, 64, 64, 12288, 154880, head=64, kv_lora_rank=512, q_lora_rank=2048,
+    qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, index_n_heads=32, index_head_dim=128,
+    n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1, moe_intermediate_size=2048,
+    first_k_dense_replace=3, topk_group=1, max_position_embeddings=202752,
+)  # fmt: skip
 _QWEN3_MOE: Final[dict[str, Any]] = {"head": 128, "num_experts": 128, "num_experts_per_tok": 8}
 _MIXTRAL: Final[dict[str, Any]] = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 _CONFIGS: Final[Mapping[str, Fields]] = {
+    "llama-2-7b": _dense("llama", 32, 4096, 32, 32, 11008, 32000),
+    "llama-2-13b": _dense("llama", 40, 5120, 40, 40, 13824, 32000),
+    "llama-2-70b": _dense("llama", 80, 8192, 64, 8, 28672, 32000),
     "llama-3.1-8b": _dense("llama", 32, 4096, 32, 8, 14336, 128256),
     "llama-3.1-70b": _dense("llama", 80, 8192, 64, 8, 28672, 128256),
     "llama-3.1-405b": _dense("llama", 126, 16384, 128, 8, 53248, 128256),
@@ -86,6 +110,21 @@ _CONFIGS: Final[Mapping[str, Fields]] = {
     "qwen3-235b-a22b": _dense(
         "qwen3_moe", 94, 4096, 64, 4, 12288, 151936, moe_intermediate_size=1536, **_QWEN3_MOE
     ),
+    "qwen3-coder-480b-a35b": _dense(
+        "qwen3_moe", 62, 6144, 96, 8, 8192, 151936, head=128, num_experts=160, num_experts_per_tok=8,
+        moe_intermediate_size=2560,
+    ),
+    "qwen3-next-80b-a3b": _dense(
+        "qwen3_next", 48, 2048, 16, 2, 5120, 151936, num_experts=512, num_experts_per_tok=10,
+        moe_intermediate_size=512, shared_expert_intermediate_size=512, linear_num_value_heads=32,
+        **{**_QWEN3_5, "mamba_ssm_dtype": None},
+    ),
+    "qwen3.5-397b-a17b": _dense(
+        "qwen3_5_moe_text", 60, 4096, 32, 2, 1024, 248320, num_experts=512, num_experts_per_tok=10,
+        moe_intermediate_size=1024, shared_expert_intermediate_size=1024, linear_num_value_heads=64, **_QWEN3_5,
+    ),
+    "minimax-m2.5": _MINIMAX,
+    "glm-5": _GLM5,
     "mistral-7b-v0.1": _dense("mistral", 32, 4096, 32, 8, 14336, 32000, sliding_window=4096),
     "mistral-7b-v0.2": _dense("mistral", 32, 4096, 32, 8, 14336, 32000),
     "mistral-7b-v0.3": _dense("mistral", 32, 4096, 32, 8, 14336, 32768),
@@ -111,6 +150,17 @@ _CONFIGS: Final[Mapping[str, Fields]] = {
     ),
     "gpt-oss-20b": _dense("gpt_oss", 24, 2880, 64, 8, 2880, 201088, num_local_experts=32, **_OSS),
     "gpt-oss-120b": _dense("gpt_oss", 36, 2880, 64, 8, 2880, 201088, num_local_experts=128, **_OSS),
+    "glm-4.5-air": _dense(
+        "glm4_moe", 46, 4096, 96, 8, 10944, 151552, head=128, n_routed_experts=128, num_experts_per_tok=8,
+        n_shared_experts=1, moe_intermediate_size=1408, first_k_dense_replace=1, attention_bias=True,
+        max_position_embeddings=131072,
+    ),
+    "kimi-k2": _dense(
+        "kimi_k2", 61, 7168, 64, 64, 18432, 163840, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=384, num_experts_per_tok=8, n_shared_experts=1,
+        moe_intermediate_size=2048, first_k_dense_replace=1, topk_group=1, max_position_embeddings=131072,
+        quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
     "phi-4": _dense("phi3", 40, 5120, 40, 10, 17920, 100352),
     "smollm2-135m": _dense("llama", 30, 576, 9, 3, 1536, 49152, tied=True),
     "smollm2-360m": _dense("llama", 32, 960, 15, 5, 2560, 49152, tied=True),
@@ -127,19 +177,37 @@ _SAME: Final = {
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
     "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
+    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "mixtral-8x7b": "mixtral-8x7b-v0.1",
     "mixtral-8x22b": "mixtral-8x22b-v0.1",
+    "minimax-m2": "minimax-m2.5",
+    "minimax-m2.1": "minimax-m2.5",
+    "minimax-m2.7": "minimax-m2.5",
+    "glm-5.1": "glm-5",
 }
+
+# Longest contexts of names whose configuration above leaves them out; the longest beginning that fits counts.
+_CONTEXTS: Final = {
+    "llama-2-": 4096, "llama-3-": 8192, "llama-3.": 131072, "qwen2.5-": 32768, "qwq-": 40960, "qwen3-": 40960,
+    "qwen3-coder-": 262144, "mistral-7b-": 32768, "mistral-nemo-": 131072, "mistral-small-": 32768,
+    "mixtral-8x7b": 32768, "mixtral-8x22b": 65536, "gemma-2-": 8192, "gemma-3-": 131072, "gemma-3-1b": 32768,
+    "deepseek-v": 163840, "deepseek-r1": 163840, "deepseek-r1-distill": 131072, "gpt-oss-": 131072,
+    "phi-4": 16384, "smollm2-": 8192, "tinyllama-": 2048,
+}  # fmt: skip
 
 _TUNED: Final = re.compile(r"-(instruct|chat|it|pt|base|hf|thinking|2507)(?=-|$)")
 _QUANTIZED: Final = re.compile(
     r"-((?:awq|gptq|fp8|fp4|nvfp4|w4a16|w8a8|int4|int8|bnb|4bit|8bit|gguf|q\d\w*|quantized)\b.*)$"
 )
 # What a suffix says about the width of the weights, the narrow ones first.
-_WIDTHS: Final = (
+_WIDTHS: Final[tuple[tuple[re.Pattern[str], dict[str, Any]], ...]] = (
     (re.compile("nvfp4|fp4"), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     (re.compile("int8|8bit|w8a"), {"quant_method": "gptq", "bits": 8, "group_size": -1}),
-    (re.compile("fp8"), {"quant_method": "fp8"}),
+    (re.compile("fp8"), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     (re.compile("awq|int4|4bit|w4a"), {"quant_method": "gptq", "bits": 4, "group_size": 128}),
 )
 
@@ -149,25 +217,55 @@ def known_names() -> tuple[str, ...]:
     return tuple(sorted((*_CONFIGS, *_SAME)))
 
 
+class NamedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration that a name stands for. `suffix`: what the name says of narrow weights, and if it is known."""
+
+    key: str
+    fields: Fields
+    suffix: str = ""
+    width_known: bool = True
+
+
+def find_model_config(name: str) -> NamedConfig | None:
+    """Return the configuration of a model by its name, in the keys of config.json; None if it is not in the table."""
+    plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    stripped = _QUANTIZED.sub("", plain)
+    key = _TUNED.sub("", stripped).replace("qwen2.5-coder-", "qwen2.5-")
+    asked, key = key, _SAME.get(key, key)
+    config = _CONFIGS.get(key)
+    if config is None:
+        return None
+    config = {"max_position_embeddings": _context(asked, plain), **config}
+    suffix = plain[len(stripped) + 1 :]
+    if not suffix:
+        return NamedConfig(key=key, fields=config)
+    width = next((found for pattern, found in _WIDTHS if pattern.search(suffix)), None)
+    if width and width.get("quant_algo") == "NVFP4" and "kv_lora_rank" in config:
+        width = _LATENT_NVFP4
+    narrow = {**config, "quantization_config": width or {"quant_method": suffix}}
+    return NamedConfig(key=key, fields=narrow, suffix=suffix, width_known=width is not None)
+
+
 def find_model_shape(
     name: str, *, kv_bytes_per_value: float = KV_BYTES_PER_VALUE
 ) -> ModelShape | None:
     """Return the shape of a model by its name, with or without owner; None for a name that is not in the table."""
-    plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
-    stripped = _QUANTIZED.sub("", plain)
-    key = _TUNED.sub("", stripped).replace("qwen2.5-coder-", "qwen2.5-")
-    key = _SAME.get(key, key)
-    config = _CONFIGS.get(key)
-    if config is None:
+    found = find_model_config(name)
+    if found is None:
         return None
-    source = f"config.json that the makers of {key} publish"
-    suffix = plain[len(stripped) + 1 :]
-    if not suffix:
-        return shape_of_config(
-            config, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value
-        )
-    width = next((found for pattern, found in _WIDTHS if pattern.search(suffix)), None)
-    narrow = {**config, "quantization_config": width or {"quant_method": suffix}}
-    shape = shape_of_config(narrow, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value)
-    note = f"the width of the weights was read from the name ({suffix})"
-    return msgspec.structs.replace(shape, notes=(*shape.notes, note)) if width else shape
+    source = f"config.json that the makers of {found.key} publish"
+    shape = shape_of_config(
+        found.fields, source=source, name=name, kv_bytes_per_value=kv_bytes_per_value
+    )
+    if not found.suffix or not found.width_known:
+        return shape
+    note = f"the width of the weights was read from the name ({found.suffix})"
+    return msgspec.structs.replace(shape, notes=(*shape.notes, note))
+
+
+def _context(key: str, plain: str) -> int | None:
+    """The longest context of a name, None where the table does not tell."""
+    if "2507" in plain:
+        return _CONTEXT_2507
+    fitting = [start for start in _CONTEXTS if key.startswith(start)]
+    return _CONTEXTS[max(fitting, key=len)] if fitting else None

@@ -58,6 +58,7 @@ class VllmLaunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `model`: a folder with config.json and weights. `threads`: CPUs per rank in vLLM's own notation, such as `0-1` or
     `0|1` (`bind_threads` makes it); ranks count data-parallel first, then pipeline, then tensor. `side_channel_port`:
     where a server with a KV role is asked for its KV; one per server, on loopback. `kv_events`: a ZeroMQ endpoint.
+    `trace_folder`: where each rank leaves its profiler trace once POST /start_profile and /stop_profile are asked.
     """
 
     model: str
@@ -88,6 +89,7 @@ class VllmLaunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     side_channel_port: int = 0
     kv_events: str = ""
     developer_endpoints: bool = False
+    trace_folder: str = ""
     seed: int = 0
 
     @property
@@ -155,6 +157,8 @@ def launch_command(
         argv += ["--quantization", launch.quantization]
     if launch.speculation is not None:
         argv += ["--speculative-config", _json(_speculation(launch.speculation))]
+    if launch.trace_folder:
+        argv += ["--profiler-config", _json(_profiler(launch.trace_folder))]
     return LaunchCommand(tuple(argv), _environment(launch, plugins))
 
 
@@ -227,6 +231,16 @@ def _speculation(speculation: NgramSpeculation) -> dict[str, object]:
             list(row) for row in speculation.depth_by_batch
         ]
     return config
+
+
+def _profiler(folder: str) -> dict[str, object]:
+    return {
+        "profiler": "torch",
+        "torch_profiler_dir": folder,
+        # Stacks multiply the size of a trace, and the front end does none of the work that is looked for.
+        "torch_profiler_with_stack": False,
+        "ignore_frontend": True,
+    }
 
 
 def _environment(launch: VllmLaunch, plugins: str) -> dict[str, str]:

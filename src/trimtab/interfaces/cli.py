@@ -16,9 +16,12 @@ import click  # noqa: E402
 
 from trimtab import __version__  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
+from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
+from trimtab.interfaces.fleet_cli import fleet  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
+from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
@@ -35,14 +38,16 @@ def main() -> None:
     \b
     Start here:
       trimtab diagnose http://host:8000/metrics      what binds servers that already run
+      trimtab plan --model qwen3-32b --hardware H100:8 ...   which layout, on how few accelerators
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab fleet add                              one replica more in a fleet that serves
       trimtab ledger chain NAME                      why a lever is on, in words
     """
 
 
-for command in (diagnose, prompts, tune, up, load, engine, ledger):
+for command in (diagnose, plan, efficiency_command, prompts, tune, up, fleet, load, engine, ledger):
     main.add_command(command)
 
 

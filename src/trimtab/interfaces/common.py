@@ -9,13 +9,16 @@ import click
 import msgspec
 
 from trimtab.core.config import Config, ConfigError, parse_config
+from trimtab.core.layout import PlanInputError
 from trimtab.core.ports import LaunchError
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.interfaces.report import ReportError
 from trimtab.runtime.controller import ControlError
 from trimtab.runtime.gateway import GatewayError
+from trimtab.runtime.layout_runs import RunFailedError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.secret import SecretError
+from trimtab.runtime.served_sources import SourceError
 from trimtab.runtime.sources import SourcesError
 from trimtab.workloads.base import WorkloadError
 
@@ -28,8 +31,11 @@ KNOWN = (
     LaunchError,
     GatewayError,
     LedgerError,
+    PlanInputError,
     ReportError,
+    RunFailedError,
     SecretError,
+    SourceError,
     SourcesError,
     WorkloadError,
     CalibrationError,

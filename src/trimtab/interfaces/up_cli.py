@@ -10,6 +10,7 @@ from rich.console import Console
 
 from trimtab.core.config import Config
 from trimtab.interfaces.common import friendly, read_config, with_options
+from trimtab.interfaces.web.fleet import fleet_routes
 from trimtab.interfaces.web.routes import page_routes
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.serve import serve
@@ -86,6 +87,6 @@ async def _serve(config: Config, console: Console) -> None:
         SystemClock(),
         stop,
         say,
-        routes=page_routes,
+        routes=lambda system: (*page_routes(system), *fleet_routes(system)),
         admin_token=os.environ.get(ADMIN_TOKEN),
     )

@@ -1,4 +1,10 @@
-"""One more replica: relieves queueing, spends hardware. Assessed, not moved by this version."""
+"""One more replica: relieves queueing, spends hardware. Assessed here; added and removed when somebody asks for it.
+
+Before one is removed: with N - 1 of N replicas each gets N / (N - 1) of its load. That must stay below where another
+replica would be asked for (else the two would take turns), and the streams of the busiest moment must find slots.
+"""
+
+import msgspec
 
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.lever import (
@@ -18,6 +24,53 @@ from trimtab.levers.shape import not_moved, quote, refuse_to_propose
 QUEUE_MIN_SHARE = 0.20
 BUSY_MIN_SHARE = 0.70
 """Another replica helps only if the present ones are this busy: checked as share x N / (N + 1)."""
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one of `replicas` may leave. Shares are 0 to 1; None is unknown."""
+
+    allowed: bool
+    because: str
+    replicas: int
+    busy_share: float | None
+    busy_share_after: float | None
+    streams_max: int
+    slots_after: int
+
+
+def judge_removal(
+    *, replicas: int, busy_share: float | None, streams_max: int, slots_after: int
+) -> Removal:
+    """Judge by N / (N - 1) whether one replica fewer carries what `replicas` carry now.
+
+    `busy_share`: mean of the replicas; `streams_max`: most requests in flight at once lately; `slots_after`: of those
+    that stay.
+    """
+    left = replicas - 1
+    after = None if busy_share is None or left < 1 else busy_share * replicas / left
+    told = f"{left} of {replicas} get {replicas / left:.2f} of their load" if left else ""
+    busy = (
+        "how busy they are is unknown"
+        if busy_share is None or after is None
+        else f"busy {busy_share:.0%} becomes {after:.0%} (at most {BUSY_MIN_SHARE:.0%})"
+    )
+    streams = f"{streams_max} requests at once lately on {slots_after} slots"
+    if left < 1:
+        allowed, because = False, "it is the only one: nothing would serve"
+    elif after is None:
+        allowed, because = False, f"{told}; {busy}"
+    else:
+        allowed = after <= BUSY_MIN_SHARE and streams_max <= slots_after
+        because = f"{told}: {busy}, {streams}"
+    return Removal(
+        allowed=allowed,
+        because=because,
+        replicas=replicas,
+        busy_share=busy_share,
+        busy_share_after=after,
+        streams_max=streams_max,
+        slots_after=slots_after,
+    )
 
 
 class AddReplica:
@@ -71,8 +124,8 @@ class AddReplica:
                 reverse_s=30.0,
             ),
             because=(
-                "the threads of this node are shared out already and this version does not add replicas "
-                "while it runs: start with a larger number of replicas instead"
+                "the threads of this node are shared out already and no replica is added without being asked for: "
+                "`trimtab fleet add` starts one, and it shares cores with the others"
             ),
         )
 

@@ -1,52 +1,26 @@
 """The life of all replicas: start, crash and restart, drain, restart into another revision with the KV kept, stop.
 
+While the fleet serves, a replica can join it and another can leave it.
+
 One rule keeps it simple: every process has a generation. Whoever ends a process on purpose first moves its replica to
 the next generation; a process that ends while its generation is the current one has crashed. Starts and restarts of
 one replica exclude each other by its lock.
 """
 
 import asyncio
-import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from trimtab.core.config import Config, FleetConfig
 from trimtab.core.events import KVMoved, ReplicaChanged, ReplicaCrashed
-from trimtab.core.ports import Clock, Launcher, LaunchError, LedgerSink, Placement, SavedKV
+from trimtab.core.ports import Clock, LaunchError, LedgerSink, Placement, SavedKV
 from trimtab.core.revision import Revision
 from trimtab.core.types import ReplicaState, Role
+from trimtab.runtime.replica_launcher import ReplicaLauncher, process_runs
 
 _DRAIN_POLL_S: Final = 0.02
-
-
-class ReplicaLauncher(Launcher, Protocol):
-    """What the fleet needs of a launcher beyond starting and stopping."""
-
-    def place(self, replicas: Sequence[str]) -> tuple[Placement, ...]:
-        """Say where replicas run."""
-        ...
-
-    async def wait_exit(self, replica: str) -> int | None:
-        """Wait until a replica's process has ended; its exit code, None if there is no process."""
-        ...
-
-    def pid(self, replica: str) -> int | None:
-        """A replica's process id, None if no process runs."""
-        ...
-
-    def last_words(self, replica: str) -> str:
-        """The last line of a replica's log."""
-        ...
-
-    def discard_kv(self, saved: SavedKV) -> None:
-        """Remove saved slots that will not be restored."""
-        ...
-
-    async def close(self) -> None:
-        """End whatever still runs; nothing starts after this."""
-        ...
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +134,43 @@ class Fleet:
             await self.stop()
             raise failures[0]
 
+    async def add(self, replica: str, revision: Revision, *, cause_id: str | None = None) -> None:
+        """Start one more replica beside those that serve; raises `LaunchError`, and it is gone, if it cannot be had.
+
+        It gets the share of cores that it would have in a fleet of one more; the others keep theirs.
+        """
+        if self._stopping or replica in self._members:
+            why = "the fleet is stopping" if self._stopping else "there is one of that name"
+            raise LaunchError(f"replica {replica} was not added: {why}")
+        member = _Member(self._launcher.place((*self._members, replica))[-1], revision)
+        self._members[replica] = member
+        async with member.lock:
+            self._move(member, ReplicaState.STARTING, "one more replica", cause_id)
+            try:
+                await self._launch(member, cause_id)
+            except LaunchError as error:
+                self._leave(member, f"could not start: {error}", cause_id)
+                raise
+
+    async def remove(
+        self, replica: str, *, drain_timeout_s: float, cause_id: str | None = None
+    ) -> None:
+        """Drain a replica, end it and forget it; raises `LaunchError` if it did not drain in time (it serves on)."""
+        member = self._members[replica]
+        async with member.lock:
+            if self._stopping:
+                raise LaunchError(f"replica {replica} was not removed: the fleet is stopping")
+            if member.state is ReplicaState.READY:
+                await self._drain(member, drain_timeout_s, cause_id, "it leaves the fleet")
+            member.generation += 1
+            await self._launcher.stop(replica, grace_s=self._config.stop_grace_s)
+            self._leave(member, "left the fleet", cause_id)
+
+    def _leave(self, member: _Member, reason: str, cause_id: str | None) -> None:
+        member.generation += 1
+        self._move(member, ReplicaState.STOPPED, reason, cause_id)
+        del self._members[member.id]
+
     async def stop(self, *, cause_id: str | None = None) -> None:
         """Stop all replicas; raises `LaunchError` if a process outlives it. Ends running requests: drain before."""
         self._stopping = True
@@ -181,7 +192,9 @@ class Fleet:
             await self._launcher.close()
         for member in self._members.values():
             self._move(member, ReplicaState.STOPPED, "fleet stopped", cause_id)
-        left = [f"{name} ({pid})" for name, pid in pids.items() if pid is not None and _runs(pid)]
+        left = [
+            f"{name} ({pid})" for name, pid in pids.items() if pid is not None and process_runs(pid)
+        ]
         if left:
             raise LaunchError(f"processes outlived the stop: {', '.join(left)}")
 
@@ -206,7 +219,9 @@ class Fleet:
                 raise LaunchError(f"replica {replica} was not restarted: the fleet is stopping")
             saved = None
             if member.state is ReplicaState.READY:
-                await self._drain(member, drain_timeout_s, cause_id)
+                await self._drain(
+                    member, drain_timeout_s, cause_id, "restart into another revision"
+                )
                 saved = await self._save(member, revision, keep_kv, cause_id)
             member.generation += 1
             try:
@@ -215,14 +230,16 @@ class Fleet:
                 if saved is not None:
                     self._launcher.discard_kv(saved)
 
-    async def _drain(self, member: _Member, timeout_s: float, cause_id: str | None) -> None:
-        self._move(member, ReplicaState.DRAINING, "restart into another revision", cause_id)
+    async def _drain(
+        self, member: _Member, timeout_s: float, cause_id: str | None, why: str
+    ) -> None:
+        self._move(member, ReplicaState.DRAINING, why, cause_id)
         deadline_s = self._clock.mono_s() + timeout_s
         while (left := self._in_flight(member.id)) > 0:
             if self._clock.mono_s() >= deadline_s:
                 reason = f"{left} requests still ran after {timeout_s:g} s of draining"
                 self._move(member, ReplicaState.READY, reason, cause_id)
-                raise LaunchError(f"replica {member.id} was not restarted: {reason}")
+                raise LaunchError(f"replica {member.id} serves on ({why}): {reason}")
             if self._launcher.pid(member.id) is None:
                 return
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -374,13 +391,3 @@ def _moved_kv(action: str, saved: SavedKV) -> KVMoved:
         bytes=saved.bytes,
         took_ms=saved.took_ms,
     )
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -87,7 +87,8 @@ class Gateway:
         self._extra_routes = tuple(extra_routes)
         self._admin_token = admin_token
         self._hardware = hardware
-        self._topology = topology
+        self.topology = topology
+        """What serves, in words, for the records of requests from now on."""
         self._upstream = Upstream(config)
         self._relay = Relay(
             router, self._upstream, engine, clock, secret, lambda: self._is_stopping
@@ -284,7 +285,7 @@ class Gateway:
             mono_s=self._clock.mono_s(),
             segments=segments_of(facts.segments, self._secret, self._router.ratio) if facts else (),
             hardware=self._hardware,
-            topology=self._topology,
+            topology=self.topology,
         )
         routed = seen.routed
         if routed is not None:

@@ -50,7 +50,9 @@ def read_model(text: str) -> ModelShape:
         if head.startswith(MAGIC):
             header = read_header(head, file_bytes=path.stat().st_size)
             return shape_of_gguf(header, source=str(path))
-        return read_model_config(head, source=str(path))
+        beside = path.with_name("hf_quant_config.json")
+        quantization = beside.read_bytes() if beside.is_file() else None
+        return read_model_config(head, source=str(path), quantization=quantization)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except EngineFormatError as error:

@@ -146,7 +146,7 @@ class System:
             extra_routes=extra_routes(self),
             admin_token=admin_token,
             hardware=self.hardware.label,
-            topology=f"{config.fleet.replicas} replicas on one host",
+            topology=topology_of(config.fleet.replicas),
         )
 
     async def __aenter__(self) -> "System":
@@ -329,6 +329,12 @@ class System:
         ):
             self.router.forget(info.id)
 
+    def forget(self, replica: str) -> None:
+        """Drop what is known of a replica that has left the fleet."""
+        self._states.pop(replica, None)
+        self.load.remove_replica(replica)
+        self.router.forget(replica)
+
     def _on_record(self, record: RequestRecord) -> None:
         self._records.append(record)
         for listener in self._listeners:
@@ -339,3 +345,8 @@ class System:
             # A slot that holds a finished prompt is cache, not load, so the engine's KV share stays out of views.
             self._views.append(self.load.view(self.clock.wall_s()))
             await asyncio.sleep(VIEW_EVERY_S)
+
+
+def topology_of(replicas: int) -> str:
+    """Return what serves, in words."""
+    return f"{replicas} replicas on one host"

@@ -67,6 +67,18 @@ def from_mooncake(lines: Iterable[str], params: TraceParams, *, file: str) -> Wo
 
     Block ids are global to the file: the same id is the same text in every request.
     """
+    return render_trace(
+        "mooncake",
+        file,
+        mooncake_records(lines, file=file),
+        params,
+        block_tokens=MOONCAKE_BLOCK_TOKENS,
+        description=f"{file}: recorded times, lengths and shared blocks; made text",
+    )
+
+
+def mooncake_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+    """Read the requests of a Mooncake trace as they were recorded; raises `WorkloadError`."""
     decoder = msgspec.json.Decoder(_MooncakeLine)
     records: list[TraceRecord] = []
     for line, text in _numbered(lines):
@@ -91,14 +103,7 @@ def from_mooncake(lines: Iterable[str], params: TraceParams, *, file: str) -> Wo
                 label="mooncake",
             )
         )
-    return render_trace(
-        "mooncake",
-        file,
-        records,
-        params,
-        block_tokens=MOONCAKE_BLOCK_TOKENS,
-        description=f"{file}: recorded times, lengths and shared blocks; made text",
-    )
+    return records
 
 
 def from_azure_csv(lines: Iterable[str], params: TraceParams, *, file: str) -> Workload:
@@ -106,6 +111,18 @@ def from_azure_csv(lines: Iterable[str], params: TraceParams, *, file: str) -> W
 
     The trace says nothing about shared text, so no two prompts share any.
     """
+    return render_trace(
+        "azure",
+        file,
+        azure_records(lines, file=file),
+        params,
+        block_tokens=AZURE_BLOCK_TOKENS,
+        description=f"{file}: recorded times and lengths; made text, nothing shared",
+    )
+
+
+def azure_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+    """Read the requests of an Azure trace as they were recorded; raises `WorkloadError`."""
     numbered = _numbered(lines)
     first_line, header = next(numbered, (1, ""))
     if header.strip() != _AZURE_HEADER:
@@ -134,14 +151,7 @@ def from_azure_csv(lines: Iterable[str], params: TraceParams, *, file: str) -> W
                 label="azure",
             )
         )
-    return render_trace(
-        "azure",
-        file,
-        records,
-        params,
-        block_tokens=AZURE_BLOCK_TOKENS,
-        description=f"{file}: recorded times and lengths; made text, nothing shared",
-    )
+    return records
 
 
 def from_coding_sessions(

@@ -263,3 +263,10 @@ def test_gguf_header_gives_the_shape() -> None:
     assert (found.parameters, found.active_parameters) == (3200, 2000)
     assert (found.lookup_parameters, found.weight_bytes, found.expert_bytes) == (640, 6400, 3200)
     assert found.kv_bytes_per_token == 2 * 2 * 32 * 2.0
+    assert {part.name.value: part.parameters for part in found.parts} == {
+        "embedding": 640,
+        "output matrix": 640,
+        "attention": 320,
+        "routed experts": 1600,
+    }
+    assert {part.bits for part in found.parts} == {16.0}

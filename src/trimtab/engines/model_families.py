@@ -1,0 +1,138 @@
+"""What architectures have that their configuration does not say, and a reader of counts out of a configuration."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from trimtab.core.ports import EngineFormatError
+
+_COUNT_MAX: Final = 20_000_000
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """What an architecture has that its configuration does not say; `defaults` for keys it may leave out.
+
+    `gated`: the query projection carries a gate of the same width. `wide_norms`: norms of queries and keys span all
+    heads. `latent`: multi-head latent attention.
+    """
+
+    tied: bool = False
+    qkv_bias: bool = False
+    head_norms: bool = False
+    wide_norms: bool = False
+    norms: int = 2
+    output_bias: bool = False
+    expert_bias: bool = False
+    routing_bias: bool = False
+    sinks: bool = False
+    gated: bool = False
+    latent: bool = False
+    window_every: int = 0
+    defaults: Mapping[str, int] = {}
+
+
+_GEMMA3_DEFAULTS: Final = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+}
+_HYBRID: Final = Family(head_norms=True, gated=True)
+
+# Names are `model_type` of Hugging Face configurations. `window_every` n: each n-th layer sees everything, the others
+# a window; 1: all layers have the window.
+FAMILIES: Final = {
+    "llama": Family(),
+    "granite": Family(),
+    "phi3": Family(),
+    "mistral": Family(window_every=1),
+    "mixtral": Family(window_every=1),
+    "qwen2": Family(qkv_bias=True),
+    "qwen2_moe": Family(qkv_bias=True),
+    "qwen3": Family(head_norms=True),
+    "qwen3_moe": Family(head_norms=True),
+    "qwen3_vl_text": Family(head_norms=True),
+    "qwen3_vl_moe_text": Family(head_norms=True),
+    "qwen3_next": _HYBRID,
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
+    "gemma": Family(tied=True),
+    "gemma2": Family(tied=True, norms=4, window_every=2),
+    "gemma3_text": Family(
+        tied=True, norms=4, head_norms=True, window_every=6, defaults=_GEMMA3_DEFAULTS
+    ),
+    "gpt_oss": Family(
+        qkv_bias=True, output_bias=True, expert_bias=True, sinks=True, window_every=2
+    ),
+    "minimax_m2": Family(wide_norms=True, routing_bias=True),
+    "glm4_moe": Family(routing_bias=True),
+    "glm_moe_dsa": Family(latent=True),
+    "deepseek_v2": Family(latent=True),
+    "deepseek_v3": Family(latent=True),
+    "deepseek_v32": Family(latent=True),
+    "kimi_k2": Family(latent=True),
+}
+
+
+class Config:
+    """Reads counts out of a configuration; a value that is no count is an error that names its key."""
+
+    def __init__(self, data: Mapping[str, object], defaults: Mapping[str, int]) -> None:
+        self._data = data
+        self._defaults = defaults
+
+    def count(self, *names: str) -> int | None:
+        """Return the first of the names that is there; 0 and null are None."""
+        for name in names:
+            value = self._data.get(name, self._defaults.get(name))
+            if value is None or value is False:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise EngineFormatError(f"its {name} is {value!r} and no count")
+            if value > _COUNT_MAX:
+                raise EngineFormatError(f"its {name} claims {value}")
+            return value or None
+        return None
+
+    def need(self, *names: str) -> int:
+        """Return a count that must be there."""
+        found = self.count(*names)
+        if found is None:
+            zero = [name for name in names if self._data.get(name) == 0]
+            what = f"its {zero[0]} is 0; nearest valid: 1" if zero else f"it has no {names[0]}"
+            raise EngineFormatError(what)
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a truth value; null and absence are the default."""
+        value = self._data.get(name)
+        return value if isinstance(value, bool) else default
+
+    def has(self, name: str) -> bool:
+        """Say whether a key is there with a value."""
+        return self._data.get(name) is not None
+
+    def get(self, name: str) -> object:
+        """Return a value as it is."""
+        return self._data.get(name)
+
+
+def linear_layers(config: Config, layers: int) -> int:
+    """How many layers have linear attention and so a state instead of a KV cache."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind == "linear_attention" for kind in kinds)
+    every = config.count("full_attention_interval")
+    if every is None or not config.has("linear_num_value_heads"):
+        return 0
+    return layers - layers // every
+
+
+def experts_of(config: Config) -> tuple[int | None, int | None]:
+    """Return routed experts of a layer and how many a token meets, both None for a dense model."""
+    experts = config.count("num_local_experts", "num_experts", "n_routed_experts")
+    per_token = config.count("num_experts_per_tok", "experts_per_token")
+    if experts and per_token and per_token > experts:
+        raise EngineFormatError(f"its tokens meet {per_token} of {experts} experts")
+    return (experts, per_token) if experts and per_token else (None, None)

@@ -1,0 +1,75 @@
+"""The route that changes how many replicas a fleet has: `POST /fleet/replicas`, for loopback or the admin token.
+
+The body is JSON and must say so: a page of another site cannot send that to loopback without asking first.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from trimtab.core.ports import LaunchError
+from trimtab.core.types import FleetAction
+from trimtab.runtime.resize import RefusedError, Resized, Resizer
+from trimtab.runtime.supervisor import System
+from trimtab.runtime.wire import ApiError
+
+PATH: Final = "/fleet/replicas"
+BODY_BYTES_MAX: Final = 4096
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked for. `replica`: which one leaves; `force`: whatever the check says."""
+
+    action: FleetAction
+    replica: str = ""
+    force: bool = False
+
+
+def fleet_routes(system: System) -> Iterable[web.AbstractRouteDef]:
+    """Return the route. `system` may still be being built: it is first used by a request."""
+    return (web.post(PATH, _Fleet(system).change),)
+
+
+class _Fleet:
+    """Carries out what is asked of one system's fleet."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._resizer = Resizer(system)
+        self._tasks: set[asyncio.Task[Resized]] = set()
+
+    async def change(self, request: web.Request) -> web.Response:
+        self._system.gateway.check_admin(request)
+        asked = await _read(request)
+        # Who asked may go away; a replica that drains must not be left between two states.
+        task = asyncio.create_task(self._carry_out(asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            done = await asyncio.shield(task)
+        except RefusedError as error:
+            raise ApiError(409, "invalid_request_error", "refused", str(error)) from error
+        except LaunchError as error:
+            raise ApiError(503, "server_error", "replica_unchanged", str(error)) from error
+        return web.Response(body=msgspec.json.encode(done), content_type="application/json")
+
+    async def _carry_out(self, asked: Asked) -> Resized:
+        match asked.action:
+            case FleetAction.ADD:
+                return await self._resizer.add(force=asked.force)
+            case FleetAction.REMOVE:
+                return await self._resizer.remove(asked.replica, force=asked.force)
+
+
+async def _read(request: web.Request) -> Asked:
+    if request.content_type != "application/json":
+        raise ApiError(415, "invalid_request_error", "not_json", "send application/json")
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise ApiError(413, "invalid_request_error", "too_large", "the body is too large")
+    try:
+        return msgspec.json.decode(await request.read(), type=Asked)
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error

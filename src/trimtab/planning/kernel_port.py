@@ -1,0 +1,87 @@
+"""The port behind which step times come from: measured kernel tables, or a roofline where those have no data.
+
+A `StepTimes` speaks of one replica in one layout. Its batches are those of one attention rank, as the ranks of an
+engine step together: with attention data-parallel over 4 groups, 64 streams are a batch of 16. A pipeline's times are
+those of one microbatch through all stages. Times are of the devices alone: what a server adds (queues, scheduling, the
+host) is not in them.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from trimtab.core.layout import EstimateSource, Layout
+from trimtab.core.served import EngineKind
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides step times besides the layout.
+
+    `model`: a name, or a folder that holds a config.json. `system`: an accelerator by any of its names. `precision`: of
+    the weights ("bf16", "fp8", "nvfp4", "w4a16"), empty: as the checkpoint has them. `kv_bits`: of a value in the KV
+    cache, None: as the checkpoint implies. `engine_version` is only compared with that of the tables.
+    """
+
+    model: str
+    system: str
+    engine: EngineKind
+    precision: str = ""
+    kv_bits: float | None = None
+    engine_version: str = ""
+
+
+class NoTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """No times for this serving or layout: what is missing, and the nearest names there are times for."""
+
+    because: str
+    nearest: tuple[str, ...] = ()
+
+
+class StepTimes(Protocol):
+    """Milliseconds of the steps of one replica in one layout; arguments are at least 1, cached tokens at least 0."""
+
+    @property
+    def source(self) -> EstimateSource:
+        """What the times rest on."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know: another version than asked for, another precision, extended tables."""
+        ...
+
+    @property
+    def extended(self) -> bool:
+        """Whether some of it was extrapolated from measured kernels of other shapes."""
+        ...
+
+    def decode_ms(self, batch: int, context_tokens: int) -> float:
+        """Return one step in which each of `batch` streams of a rank, `context_tokens` long, makes a token."""
+        ...
+
+    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
+        """Return the part of that step that collectives take; None where it cannot be told apart."""
+        ...
+
+    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
+        """Return one step that computes whole prompts of a rank; the first `cached_tokens` of each are there."""
+        ...
+
+    def beside_ms(
+        self,
+        chunk_tokens: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        batch: int,
+        context_tokens: int,
+    ) -> float:
+        """Return what a chunk of a prompt adds to a step in which `batch` streams make a token; never below 0."""
+        ...
+
+
+class KernelTables(Protocol):
+    """Where measured times come from. Loads on first use and keeps what it loaded."""
+
+    def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
+        """Return the step times of a layout, or why there are none. Never reaches for a network."""
+        ...

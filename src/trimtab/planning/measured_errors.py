@@ -1,0 +1,77 @@
+"""How far estimates are from what servers do: what is believed of the error before anything is measured.
+
+The priors are few numbers for everything: no hardware, engine or model has one of its own. They were chosen to make
+measured rows of public benchmarks most likely after 0, 2 and 4 of a group's rows are seen, and checked on models left
+out. A server's own rows then move the correction (see `correction`). Widths are conformal quantiles (see `intervals`).
+"""
+
+import math
+from typing import Final
+
+from trimtab.planning.correction import Phase, Prior
+from trimtab.planning.intervals import Widths
+
+PRIORS: Final = {
+    Phase.DECODE: Prior(
+        bias=0.0,
+        level_sd=0.05,
+        layout_sd=0.065,
+        clients_sd=0.055,
+        input_sd=0.05,
+        output_sd=0.07,
+        expected_sd=0.07,
+        precision_sd=0.09,
+        run_sd=0.06,
+        noise_sd=0.055,
+        layout_reach=2.3,
+        clients_reach=2.3,
+        tokens_reach=1.5,
+        expected_reach=1.1,
+        bound=math.log(3.0),
+    ),
+    Phase.FIRST_TOKEN: Prior(
+        bias=0.0,
+        level_sd=0.11,
+        layout_sd=0.17,
+        clients_sd=0.15,
+        input_sd=0.20,
+        output_sd=0.09,
+        expected_sd=0.20,
+        precision_sd=0.09,
+        run_sd=0.17,
+        noise_sd=0.10,
+        layout_reach=3.3,
+        clients_reach=1.7,
+        tokens_reach=1.35,
+        expected_reach=1.25,
+        bound=math.log(8.0),
+    ),
+}
+WIDTHS: Final = Widths(
+    overall={
+        Phase.DECODE: ((0, 1.85), (1, 2.2), (4, 2.35)),
+        Phase.FIRST_TOKEN: ((0, 1.9), (1, 2.1), (4, 2.15)),
+    },
+    by_server={
+        (Phase.DECODE, "b200_sxm", "trtllm"): 2.04,
+        (Phase.DECODE, "b200_sxm", "vllm"): 1.33,
+        (Phase.DECODE, "b300_sxm", "sglang"): 1.85,
+        (Phase.DECODE, "gb200", "trtllm"): 4.85,
+        (Phase.DECODE, "h100_sxm", "trtllm"): 1.20,
+        (Phase.DECODE, "h100_sxm", "vllm"): 1.54,
+        (Phase.DECODE, "h200_sxm", "sglang"): 1.84,
+        (Phase.DECODE, "h200_sxm", "trtllm"): 1.74,
+        (Phase.DECODE, "h200_sxm", "vllm"): 1.00,
+        (Phase.FIRST_TOKEN, "b200_sxm", "trtllm"): 2.01,
+        (Phase.FIRST_TOKEN, "b200_sxm", "vllm"): 1.48,
+        (Phase.FIRST_TOKEN, "b300_sxm", "sglang"): 2.29,
+        (Phase.FIRST_TOKEN, "gb200", "trtllm"): 3.90,
+        (Phase.FIRST_TOKEN, "h100_sxm", "trtllm"): 1.31,
+        (Phase.FIRST_TOKEN, "h100_sxm", "vllm"): 1.57,
+        (Phase.FIRST_TOKEN, "h200_sxm", "sglang"): 1.78,
+        (Phase.FIRST_TOKEN, "h200_sxm", "trtllm"): 1.96,
+        (Phase.FIRST_TOKEN, "h200_sxm", "vllm"): 1.19,
+    },
+)
+"""A server's own width is its measured quantile drawn halfway (in logarithms) to that of all servers; only servers that
+two models or more were measured on have one."""

@@ -1,0 +1,120 @@
+"""The whole plan: what is possible, what fits, what meets the targets, and what would settle the rest."""
+
+import msgspec
+
+from trimtab.planning.candidates import Candidate, Standing
+from trimtab.planning.capacity import Capacity, capacity
+from trimtab.planning.choose import candidate_of, choose, where_it_fits
+from trimtab.planning.layouts import Impossible, possible_layouts
+from trimtab.planning.plan_ask import Ask, Goal, check_ask
+from trimtab.planning.plan_ports import Estimator
+from trimtab.planning.rules import Fits
+from trimtab.planning.settle import Measurement, measurements, rivals_of, uncertain
+from trimtab.planning.split import Split, split_of
+from trimtab.planning.steps import Growth, Spread, growth, spread
+from trimtab.workloads.trace_load import TraceLoad
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer. `ranked`: every possible layout, the best first; the first is chosen if one meets the targets.
+
+    `growth`: what devices add to one replica; `spread`: what they add to the fleet; `unknown`: facts that were not
+    given and would change the answer.
+    """
+
+    goal: Goal
+    because: str
+    fits: Fits
+    chosen: Candidate | None
+    ranked: tuple[Candidate, ...]
+    impossible: tuple[Impossible, ...]
+    growth: tuple[Growth, ...]
+    spread: tuple[Spread, ...]
+    uncertain: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    split: Split
+    capacity: Capacity | None
+    unknown: tuple[str, ...]
+
+    @property
+    def next(self) -> tuple[Candidate, ...]:
+        """The layouts that come after the chosen one."""
+        return tuple(each for each in self.ranked if each.standing is Standing.NEXT)
+
+
+def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> Plan:
+    """Plan a layout; raises `PlanInputError` for an ask that cannot be."""
+    check_ask(ask)
+    possible = possible_layouts(ask.model, ask.cluster, ask.sizes)
+    fits = where_it_fits(possible.layouts, ask, estimator)
+    found = [candidate_of(layout, ask, fits, estimator) for layout in possible.layouts]
+    ranked = choose(found, ask.goal)
+    best = ranked[0]
+    chosen = best if best.standing is Standing.CHOSEN else None
+    loaded = _loaded(ask, best)
+    rivals = rivals_of(chosen, ranked, ask, fits, estimator) if chosen and _has_load(ask) else []
+    return Plan(
+        goal=ask.goal,
+        because=_because(ask, best, fits),
+        fits=fits,
+        chosen=chosen,
+        ranked=tuple(ranked),
+        impossible=possible.impossible,
+        growth=growth(ranked, loaded, fits, estimator, replicas=best.layout.replicas),
+        spread=spread(ranked, ask.cluster.total, chosen.layout.devices if chosen else None),
+        uncertain=uncertain(ranked, ask),
+        measurements=measurements(ranked, rivals, ask),
+        split=split_of(best, ask),
+        capacity=capacity(chosen, loaded, fits, estimator, trace) if chosen else None,
+        unknown=tuple(_unknown(ask)),
+    )
+
+
+def _has_load(ask: Ask) -> bool:
+    return ask.goal is Goal.FEWEST
+
+
+def _loaded(ask: Ask, best: Candidate) -> Ask:
+    """Return the ask with the load that the best layout was judged at, where none was stated."""
+    if _has_load(ask):
+        return ask
+    each = best.expected.batch if best.expected else 1.0
+    demand = msgspec.structs.replace(ask.demand, concurrency=each * best.layout.replicas)
+    return msgspec.structs.replace(ask, demand=demand)
+
+
+def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
+    total = ask.cluster.total
+    if best.standing is Standing.CHOSEN:
+        if ask.goal is Goal.THROUGHPUT:
+            return (
+                f"most tokens per second of {total} accelerators within the targets: {best.because}"
+            )
+        return f"{best.layout.devices} of {total} accelerators are enough: {best.because}"
+    if fits.devices is None and best.standing is Standing.DOES_NOT_FIT:
+        return f"the model does not fit on {total} accelerators in any layout: {best.because}"
+    if best.standing is Standing.FORBIDDEN:
+        return f"every layout that fits is ruled out; of {best.layout.label}: {best.because}"
+    return f"no layout on {total} accelerators meets the targets; {best.layout.label} comes nearest: {best.because}"
+
+
+def _unknown(ask: Ask) -> list[str]:
+    told: list[str] = []
+    link, joint = ask.cluster.link, ask.cluster.node_link
+    if ask.cluster.devices > 1 and (link.bytes_per_s is None or link.peer_access is None):
+        told.append(
+            f"link: how fast devices of a node are joined is not known: {link.name} (--link)"
+        )
+    if ask.cluster.nodes > 1 and (joint is None or joint.bytes_per_s is None):
+        told.append("link: what joins the nodes is not known (--node-link)")
+    if ask.model.experts and ask.expert_skew is None:
+        told.append(
+            "expert_skew: load of the ranks, max over mean, is not measured (--expert-skew)"
+        )
+    if ask.model.experts and ask.exchange is None:
+        told.append("collective: how ranks exchange tokens of experts is not known (--collective)")
+    if ask.targets.tpot_ms is None and ask.targets.ttft_ms is None:
+        told.append("targets: without --ttft-ms and --tpot-ms only fit and load decide")
+    if ask.demand.draft_tokens and ask.demand.draft_acceptance is None:
+        told.append("draft_acceptance: how many drafts are accepted is not known")
+    return told

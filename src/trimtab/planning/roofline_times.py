@@ -1,0 +1,131 @@
+"""Step times by a roofline, for devices and models that no kernel was measured for: what the work takes at usual rates.
+
+    step  = max(operations / (peak x 0.6), bytes / (bandwidth x 0.75)) + layers x 20 us + collectives
+    collectives: two all-reduces a layer on a ring, each 2 (d - 1) / d x bytes / rate + 2 x latency
+
+Operations and bytes are those of `diagnosis.roofline`, bytes of weights those of the fullest rank. The shares of peak
+rates are what large matrices and long reads reach, and the time per layer is what small kernels take one after another;
+they are usual values, not measured on the device, so an estimate may be off by a factor of 2 either way.
+"""
+
+from typing import Final
+
+from trimtab.core.layout import EstimateSource, Layout, Link
+from trimtab.core.model_parts import PartName
+from trimtab.core.served import Accelerator, ModelShape
+from trimtab.diagnosis.roofline import (
+    ACTIVATION_BYTES,
+    Work,
+    decode_work,
+    experts_touched_share,
+    floors_of,
+    prefill_work,
+)
+from trimtab.diagnosis.roofline_layout import kv_bytes_per_rank
+from trimtab.planning.model_parts import rank_weights
+
+COMPUTE_SHARE: Final = 0.6
+BANDWIDTH_SHARE: Final = 0.75
+LAYER_MS: Final = 0.02
+MESSAGE_US: Final = 10.0
+"""Latency of a message where the link does not tell it."""
+
+_COLLECTIVES_PER_LAYER: Final = 2
+_LOOKED_UP: Final = (PartName.EMBEDDING,)
+
+
+def collective_ms(model: ModelShape, ranks: int, tokens: float, link: Link | None) -> float:
+    """Return the collectives of one step of `tokens` tokens over `ranks`; 0 on one, or where nothing is known."""
+    if ranks < 2 or not model.layers or not model.hidden or link is None:
+        return 0.0
+    latency_ms = (MESSAGE_US if link.latency_us is None else link.latency_us) / 1000.0
+    moved = 2.0 * (ranks - 1) / ranks * tokens * model.hidden * ACTIVATION_BYTES
+    sent_ms = 0.0 if not link.bytes_per_s else 1000.0 * moved / link.bytes_per_s
+    return _COLLECTIVES_PER_LAYER * model.layers * (sent_ms + 2.0 * latency_ms)
+
+
+class RooflineTimes:
+    """Times of one layout computed from a model's sizes and a device's rates."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        accelerator: Accelerator,
+        layout: Layout,
+        *,
+        operand_bits: int = 16,
+        kv_share: float = 1.0,
+        link: Link | None = None,
+    ) -> None:
+        """`kv_share`: bytes of a value in the KV cache over those of 16 bit. `link`: joins the ranks of a stage."""
+        self.source = EstimateSource.ROOFLINE
+        self.extended = False
+        self.notes: tuple[str, ...] = (
+            "step times from a roofline at usual rates: no kernel was measured for this, off by up to 2 times",
+        )
+        self._model = model
+        self._device = accelerator
+        self._layout = layout
+        self._operand_bits = 8 if operand_bits <= 8 else 16
+        self._kv_share = kv_share
+        self._link = link
+        whole = rank_weights(model, Layout(tp=layout.tp, attention_dp=layout.attention_dp,
+                                           moe_tp=layout.moe_tp, moe_ep=layout.moe_ep))  # fmt: skip
+        parts = whole.parts if whole else ()
+        self._always = sum(
+            part.bytes for part in parts if part.name not in (*_LOOKED_UP, PartName.EXPERTS)
+        )
+        self._experts = sum(part.bytes for part in parts if part.name is PartName.EXPERTS)
+
+    def decode_ms(self, batch: int, context_tokens: int) -> float:
+        """Return one decode step of a batch at a context."""
+        work = decode_work(
+            self._model, batch=batch, context_tokens=context_tokens, devices=self._layout.tp
+        )
+        kv = (kv_bytes_per_rank(self._model, self._layout.tp) or 0.0) * self._kv_share
+        return self._step_ms(work, batch, batch * kv * context_tokens)
+
+    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
+        """Return the collectives' part of a decode step."""
+        return self._collectives_ms(batch)
+
+    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
+        """Return one step that computes whole prompts."""
+        fresh = max(1, prompt_tokens - cached_tokens)
+        work = prefill_work(
+            self._model, tokens=fresh, cached_tokens=cached_tokens, devices=self._layout.tp
+        )
+        return self._step_ms(work, prompts * fresh, 0.0, times=prompts)
+
+    def beside_ms(
+        self,
+        chunk_tokens: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        batch: int,
+        context_tokens: int,
+    ) -> float:
+        """Return what a prompt's chunk adds to a step of decoding streams; the weights are read anyway."""
+        before = cached_tokens + max(0.0, (prompt_tokens - cached_tokens - chunk_tokens) / 2.0)
+        work = prefill_work(
+            self._model, tokens=chunk_tokens, cached_tokens=before, devices=self._layout.tp
+        )
+        floors = floors_of(work, self._device, operand_bits=self._operand_bits)
+        compute = (floors.compute_ms or 0.0) / COMPUTE_SHARE
+        return compute + self._collectives_ms(batch + chunk_tokens) - self._collectives_ms(batch)
+
+    def _step_ms(self, work: Work, tokens: float, kv_bytes: float, *, times: int = 1) -> float:
+        floors = floors_of(work, self._device, operand_bits=self._operand_bits)
+        rate = self._device.memory_bytes_per_s
+        touched = experts_touched_share(self._model, tokens * self._layout.attention_dp)
+        read = (self._always + self._experts * touched) or (work.weight_bytes or 0.0)
+        memory = 0.0 if not rate else 1000.0 * (read + kv_bytes) / rate / BANDWIDTH_SHARE
+        compute = times * (floors.compute_ms or 0.0) / COMPUTE_SHARE
+        layers = (self._model.layers or 0) * LAYER_MS
+        return max(compute, memory) + layers + self._collectives_ms(tokens)
+
+    def _collectives_ms(self, tokens: float) -> float:
+        ranks = self._layout.tp * self._layout.attention_dp
+        if self._layout.tp == 1 and self._layout.moe_ep * self._layout.moe_tp == 1:
+            return 0.0
+        return collective_ms(self._model, ranks, tokens, self._link)
