@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.core.types import ReplicaState, Role
-from trimtab.runtime.loadstate import LoadState
+from trimtab.policies.loadstate import LoadState
 
 REPLICAS = ("a", "b")
 STEPS = st.lists(

@@ -22,12 +22,12 @@ from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSin
 from trimtab.core.prefix import BlockHasher
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
+from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.fleetpage import fleet_page, models_page
 from trimtab.runtime.metrics import CONTENT_TYPE, GatewayMetrics
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt
 from trimtab.runtime.relay import Relay
-from trimtab.runtime.router import RouteQuery, Router
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.wire import (

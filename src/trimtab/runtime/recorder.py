@@ -12,7 +12,7 @@ import msgspec
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
-from trimtab.runtime.router import Routed
+from trimtab.policies.router import Routed
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 

@@ -27,16 +27,16 @@ from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState
 from trimtab.diagnosis.names import FleetFacts
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
-from trimtab.runtime.loadstate import LoadState
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes, Target
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
 

@@ -5,7 +5,6 @@ outcome back: the load state counts the request, and at dispatch the prefix inde
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,13 +21,10 @@ from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
-from trimtab.runtime.loadstate import Admission, LoadState
-from trimtab.runtime.places import Places
-from trimtab.runtime.prompt import TokenRatio, cuts_before_serving
+from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
+from trimtab.policies.loadstate import Admission, LoadState
+from trimtab.policies.places import Places
 
-LABELS_MAX: Final = 256
-OUTPUT_TOKENS_START: Final = 128.0
-OUTPUT_SMOOTHING: Final = 0.1
 START_PLAN: Final = TrafficPlan(policy="round_robin")
 
 
@@ -58,25 +54,6 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     replica: ReplicaView | None
     admission: Admission | None
-
-
-class OutputExpectation:
-    """Output tokens to expect of a request: the smoothed mean of its label, at most its max_tokens."""
-
-    def __init__(self) -> None:
-        self._means: OrderedDict[str | None, float] = OrderedDict()
-
-    def tokens(self, label: str | None, max_tokens: int | None) -> int:
-        """Return the expected output tokens of a request, at least 1."""
-        mean = self._means.get(label, OUTPUT_TOKENS_START)
-        return max(1, round(mean if max_tokens is None else min(mean, max_tokens)))
-
-    def learn(self, label: str | None, tokens: int) -> None:
-        """Take in how long an answer was; the label longest unused goes when there are 256."""
-        mean = self._means.pop(label, float(tokens))
-        self._means[label] = mean + OUTPUT_SMOOTHING * (tokens - mean)
-        if len(self._means) > LABELS_MAX:
-            self._means.popitem(last=False)
 
 
 class Router:
