@@ -22,11 +22,11 @@ from trimtab.workloads.base import (
 from trimtab.workloads.trace_files import (
     AZURE_BLOCK_TOKENS,
     MOONCAKE_BLOCK_TOKENS,
+    azure_records,
+    coding_records,
     decode_line,
+    mooncake_records,
     numbered,
-    read_azure,
-    read_coding_sessions,
-    read_mooncake,
 )
 from trimtab.workloads.traces import TraceParams, flat_peak, render_trace
 
@@ -38,7 +38,7 @@ def from_mooncake(lines: Iterable[str], params: TraceParams, *, file: str) -> Wo
     return render_trace(
         "mooncake",
         file,
-        read_mooncake(lines, file=file),
+        mooncake_records(lines, file=file),
         params,
         block_tokens=MOONCAKE_BLOCK_TOKENS,
         description=f"{file}: recorded times, lengths and shared blocks; made text",
@@ -50,7 +50,7 @@ def from_azure_csv(lines: Iterable[str], params: TraceParams, *, file: str) -> W
     return render_trace(
         "azure",
         file,
-        read_azure(lines, file=file),
+        azure_records(lines, file=file),
         params,
         block_tokens=AZURE_BLOCK_TOKENS,
         description=f"{file}: recorded times and lengths; made text, nothing shared",
@@ -61,7 +61,7 @@ def from_coding_sessions(
     lines: Iterable[str], params: TraceParams, rng: random.Random, *, file: str
 ) -> Workload:
     """Load coding-agent sessions as a workload."""
-    records, block_tokens = read_coding_sessions(
+    records, block_tokens = coding_records(
         lines, rng, file=file, session_gap_s=params.session_gap_s
     )
     return render_trace(

@@ -52,7 +52,7 @@ class _AgentSession(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[_AgentRequest] = msgspec.field(default_factory=list)
 
 
-def read_mooncake(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+def mooncake_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     """Read a Mooncake trace: timestamp (ms), input_length, output_length, hash_ids (512 tokens each).
 
     Block ids are global to the file: the same id is the same text in every request.
@@ -84,7 +84,7 @@ def read_mooncake(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     return records
 
 
-def read_azure(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+def azure_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     """Read an Azure LLM inference trace (TIMESTAMP,ContextTokens,GeneratedTokens; CC-BY-4.0).
 
     The trace says nothing about shared text, so no two prompts share any.
@@ -120,7 +120,7 @@ def read_azure(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     return records
 
 
-def read_coding_sessions(
+def coding_records(
     lines: Iterable[str], rng: random.Random, *, file: str, session_gap_s: float
 ) -> tuple[list[TraceRecord], int]:
     """Read coding-agent sessions, one a line, and the tokens of their blocks (1 where there is no session).
