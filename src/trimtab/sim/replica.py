@@ -24,6 +24,8 @@ from trimtab.sim.blocks import BlockPool
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 
+_NEVER: Final = 1 << 62
+
 RANK_STEP: Final = 1
 """Arrivals of the same moment come before the end of a step, as a scheduler sees what has arrived."""
 
@@ -54,6 +56,7 @@ class Replica:
         self._ends: list[tuple[int, int, Job]] = []
         self._context = 0
         self._drafted = 0.0
+        self._block_at = _NEVER
         self._version = 0
         self._running = False
         # The jump under way: steps of decodes alone, or one mixed step with its chunks.
@@ -122,7 +125,7 @@ class Replica:
         self.decoding.clear()
         self._ends.clear()
         self._chunks.clear()
-        self._context, self._drafted = 0, 0.0
+        self._context, self._drafted, self._block_at = 0, 0.0, _NEVER
         self.pool.clear()
         self._version += 1
         self._running = False
@@ -205,7 +208,8 @@ class Replica:
     def _plan_decodes(self, now_s: float) -> None:
         """Plan as many steps of decodes alone as nothing changes in."""
         steps = self._ends[0][0] - self.step_count
-        if self._blocks_for(steps) > self.pool.available:
+        grows = self.step_count + steps >= self._block_at
+        if grows and self._blocks_for(steps) > self.pool.available:
             steps = self._steps_that_fit(steps)
             if steps == 0:
                 self._make_room(1)
@@ -255,6 +259,8 @@ class Replica:
 
     def _make_room(self, steps: int) -> None:
         """Preempt the latest requests until the streams have blocks for so many steps."""
+        if self.step_count + steps < self._block_at:
+            return
         while self.decoding and self._blocks_for(steps) > self.pool.available:
             victim = (
                 self.prefilling[-1] if self.prefilling else max(self.decoding.values(), key=_by_id)
@@ -308,23 +314,30 @@ class Replica:
         self.busy_s += gone_s
 
     def _fold(self, steps: int) -> None:
-        grown = self._grown(steps)
-        need = self._blocks_for(steps)
+        grown = int(self._grown(steps))
         self.step_count += steps
-        self._context += int(grown)
-        self.decode_tokens += int(grown)
-        if need:
+        self._context += grown
+        self.decode_tokens += grown
+        if self.step_count >= self._block_at:
             self._take_blocks()
 
     def _take_blocks(self) -> None:
         """Give every stream the blocks that its context has grown into."""
         size = self.spec.block_tokens
+        soonest = _NEVER
         for job in self.decoding.values():
             tokens = job.context + int((self.step_count - job.joined) * job.tokens_per_step)
             more = -(-tokens // size) - job.named - job.private
             if more > 0:
                 self.pool.grow(more)
                 job.private += more
+            soonest = min(soonest, self._next_block_at(job))
+        self._block_at = soonest
+
+    def _next_block_at(self, job: Job) -> int:
+        """The step count at which a stream has outgrown the blocks that it has."""
+        room = (job.named + job.private) * self.spec.block_tokens - job.context + 1
+        return job.joined + math.ceil(room / job.tokens_per_step)
 
     def _step_over(self, now_s: float, version: int) -> None:
         if version != self._version:
@@ -369,6 +382,7 @@ class Replica:
         job.context = job.input_tokens + job.generated
         job.ends = self.step_count + math.ceil(left / job.tokens_per_step)
         self.decoding[job.id] = job
+        self._block_at = min(self._block_at, self._next_block_at(job))
         self._context += job.context
         self._drafted += job.drafted
         heapq.heappush(self._ends, (job.ends, job.id, job))
@@ -379,7 +393,7 @@ class Replica:
         self._context -= job.context + int((self.step_count - job.joined) * job.tokens_per_step)
         self._drafted -= job.drafted
         if not self.decoding:
-            self._context, self._drafted = 0, 0.0
+            self._context, self._drafted, self._block_at = 0, 0.0, _NEVER
         self._release(job)
 
     def _release(self, job: Job) -> None:
