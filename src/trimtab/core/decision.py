@@ -96,6 +96,7 @@ class RouteReason(StrEnum):
     LEAST_LOADED_NO_PREFIX = "least_loaded_no_prefix"
     LEAST_LOADED = "least_loaded"
     NONE_READY = "none_ready"
+    OTHER_POLICY = "other_policy"
 
 
 class Exclusion(StrEnum):
