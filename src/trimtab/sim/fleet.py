@@ -171,6 +171,15 @@ class Fleet:
         if self.states.get(replica) is ReplicaState.READY:
             self._set_state(replica, ReplicaState.DRAINING, now_s)
 
+    def slow_replica(self, replica: str, factor: float) -> None:
+        """Let every step of a replica take so many times as long from its next one on; gateways are not told."""
+        self.replicas[replica].slow = factor
+
+    @property
+    def ready_count(self) -> int:
+        """Replicas that take requests."""
+        return sum(1 for state in self.states.values() if state is ReplicaState.READY)
+
     def kill_replica(self, now_s: float, replica: str, *, restart: bool = True) -> None:
         """Lose a replica with all that it holds; gateways find out by and by. It comes back unless told not to."""
         if self.states.get(replica) in {None, ReplicaState.STOPPED}:

@@ -84,6 +84,16 @@ class Records:
         """Return the number of the replica that each request went to last, -1 for none."""
         return np.frombuffer(self._replicas, dtype=np.int32)
 
+    def good(self, objective: "Objective") -> NDArray[np.bool_]:
+        """Return which requests finished and met an objective."""
+        good: NDArray[np.bool_] = self.outcomes() == Outcome.FINISHED
+        ttft, tpot = self.column("ttft_ms"), self.column("tpot_ms")
+        if objective.ttft_ms is not None:
+            good &= ttft <= objective.ttft_ms
+        if objective.tpot_ms is not None:
+            good &= np.isnan(tpot) | (tpot <= objective.tpot_ms)
+        return good
+
     def count(self, outcome: Outcome) -> int:
         """Return how many requests ended so."""
         return int(np.count_nonzero(self.outcomes() == outcome))
@@ -154,11 +164,7 @@ def summarise(
     outcomes = records.outcomes()
     done = inside & (outcomes == Outcome.FINISHED)
     ttft, tpot = records.column("ttft_ms"), records.column("tpot_ms")
-    good = done.copy()
-    if objective.ttft_ms is not None:
-        good &= ttft <= objective.ttft_ms
-    if objective.tpot_ms is not None:
-        good &= np.isnan(tpot) | (tpot <= objective.tpot_ms)
+    good = inside & records.good(objective)
     arrived, length_s = int(inside.sum()), max(to_s - from_s, 1e-9)
     asked = float(records.column("input_tokens")[done].sum()) or 1.0
     reused = records.column("cached_tokens")[done]

@@ -46,6 +46,7 @@ class Replica:
         self.prefilling: list[Job] = []
         self.decoding: dict[int, Job] = {}
         self.slow = slow
+        self._slow = slow
         self.busy_s = 0.0
         self.step_count = 0
         self.decode_tokens = 0
@@ -148,6 +149,7 @@ class Replica:
     def _plan(self, now_s: float) -> None:
         """Decide what runs next, and when it is over."""
         self._version += 1
+        self._slow = self.slow
         self._admit(now_s)
         self._began_s = now_s
         if self.prefilling:
@@ -202,7 +204,7 @@ class Replica:
         )
         self._planned, self._running = 1, True
         self._kernel.at(
-            now_s + took_ms * self.slow / 1000.0, self._step_over, self._version, RANK_STEP
+            now_s + took_ms * self._slow / 1000.0, self._step_over, self._version, RANK_STEP
         )
 
     def _plan_decodes(self, now_s: float) -> None:
@@ -225,7 +227,7 @@ class Replica:
             tokens=streams + self._drafted, streams=streams, context_tokens=self._context
         )
         growth = self.spec.cost.context_ms * self._grown(1) * steps * (steps - 1) / 2.0
-        return (first * steps + growth) * self.slow / 1000.0
+        return (first * steps + growth) * self._slow / 1000.0
 
     def _grown(self, steps: int) -> float:
         """Tokens by which all contexts grow in so many steps."""
