@@ -19,6 +19,7 @@ from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
 
@@ -37,11 +38,12 @@ def main() -> None:
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
     """
 
 
-for command in (diagnose, prompts, tune, up, load, ledger):
+for command in (diagnose, prompts, tune, up, load, simulate_command, ledger):
     main.add_command(command)
 
 

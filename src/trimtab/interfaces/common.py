@@ -17,6 +17,8 @@ from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.sources import SourcesError
+from trimtab.sim.kernel import SimulationError
+from trimtab.sim.scenario import ScenarioError
 from trimtab.workloads.base import WorkloadError
 
 P = ParamSpec("P")
@@ -29,7 +31,9 @@ KNOWN = (
     GatewayError,
     LedgerError,
     ReportError,
+    ScenarioError,
     SecretError,
+    SimulationError,
     SourcesError,
     WorkloadError,
     CalibrationError,

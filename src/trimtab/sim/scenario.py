@@ -6,7 +6,7 @@ field. Nothing here reads files: whoever does hands over the text.
 
 import re
 import tomllib
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,8 @@ from trimtab.core.step_cost import StepCost
 from trimtab.sim.fleet import FleetSpec
 from trimtab.sim.jobs import ReplicaSpec
 from trimtab.sim.records import Objective
+
+T = TypeVar("T")
 
 
 class ScenarioError(ValueError):
@@ -117,7 +119,7 @@ class WorkloadSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=
     trace: str | None = None
     """Path of a trace, relative to the scenario's folder."""
     format: Annotated[
-        str, Meta(pattern="^(mooncake|azure|sessions|jsonl)$", description="Format of the trace.")
+        str, Meta(pattern="^(mooncake|azure|sessions)$", description="Format of the trace.")
     ] = "mooncake"
     copies: Annotated[
         float,
@@ -185,12 +187,31 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{source}: {error}") from error
-    try:
-        scenario = msgspec.convert(tree, Scenario)
-    except msgspec.ValidationError as error:
-        raise ScenarioError(_located(str(error), text, source)) from error
+    scenario = _converted(tree, Scenario, text, source)
     _check(scenario, text, source)
     return scenario
+
+
+class _RoutingFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file that says nothing but where requests go."""
+
+    routing: RoutingSection
+
+
+def parse_routing(text: str, *, source: str) -> RoutingSection:
+    """Read a policy's file, a TOML text with a [routing] section; raises `ScenarioError`."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{source}: {error}") from error
+    return _converted(tree, _RoutingFile, text, source).routing
+
+
+def _converted(tree: dict[str, object], kind: type[T], text: str, source: str) -> T:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(_located(str(error), text, source)) from error
 
 
 def _located(message: str, text: str, source: str) -> str:
