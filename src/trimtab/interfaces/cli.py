@@ -15,10 +15,12 @@ if _QUIET:
 import click  # noqa: E402
 
 from trimtab import __version__  # noqa: E402
+from trimtab.interfaces.calibrate_cli import calibrate_command  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
 from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
@@ -43,7 +45,17 @@ def main() -> None:
     """
 
 
-for command in (diagnose, prompts, tune, up, load, simulate_command, ledger):
+for command in (
+    diagnose,
+    prompts,
+    tune,
+    up,
+    load,
+    simulate_command,
+    calibrate_command,
+    replay_command,
+    ledger,
+):
     main.add_command(command)
 
 

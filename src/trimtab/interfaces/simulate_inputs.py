@@ -10,7 +10,13 @@ import msgspec
 
 from trimtab.sim.arrivals import Arrival, from_records
 from trimtab.sim.run import check_policy
-from trimtab.sim.scenario import Scenario, ScenarioError, parse_routing, parse_scenario
+from trimtab.sim.scenario import (
+    RoutingSection,
+    Scenario,
+    ScenarioError,
+    parse_routing,
+    parse_scenario,
+)
 from trimtab.workloads.base import WorkloadError
 from trimtab.workloads.trace_files import (
     AZURE_BLOCK_TOKENS,
@@ -61,6 +67,13 @@ def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, S
     if twice is not None:
         raise ScenarioError(f"policy {twice} is named twice; name each once")
     return made
+
+
+def read_routing(name: str) -> RoutingSection:
+    """Return the routing of a policy's file, or the defaults with a policy's name; raises `ScenarioError`."""
+    if name.endswith(".toml"):
+        return parse_routing(_text(Path(name)), source=name)
+    return RoutingSection(policy=name)
 
 
 def read_trace(

@@ -8,7 +8,13 @@ Of an answer that is not streamed nothing is seen before its end: until then it 
 
 import msgspec
 
-from trimtab.core.decision import FleetView, ReplicaView
+from trimtab.core.decision import (
+    FleetView,
+    ReplicaView,
+    columns_for,
+    set_column,
+    with_columns,
+)
 from trimtab.core.types import ReplicaState, Role
 
 
@@ -34,12 +40,19 @@ class _Work(msgspec.Struct, kw_only=True):
 
 
 class LoadState:
-    """Replicas as the fleet reported them, with the work that the gateway has in flight on each."""
+    """Replicas as the fleet reported them, with the work that the gateway has in flight on each.
+
+    Columns and views are kept as work changes, so that a view of a large fleet costs a copy and not a rebuild.
+    """
 
     def __init__(self) -> None:
         self._replicas: dict[str, ReplicaView] = {}
         self._work: dict[str, _Work] = {}
         self._flights: dict[str, _Flight] = {}
+        self._columns = columns_for(())
+        self._views: list[ReplicaView] = []
+        self._dirty: set[str] = set()
+        self._ready: tuple[str, ...] | None = None
 
     def set_replica(
         self,
@@ -67,10 +80,17 @@ class LoadState:
             kv_used_share=before.kv_used_share if before else None,
             seen_at_s=before.seen_at_s if before else 0.0,
         )
+        if before is None or before.state is not state:
+            self._ready = None
+        if before is None:
+            self._rebuild()
+        else:
+            self._dirty.add(id)
 
     def remove_replica(self, replica: str) -> None:
         """Forget a replica that left the fleet; its requests in flight run out uncounted in views."""
-        self._replicas.pop(replica, None)
+        if self._replicas.pop(replica, None) is not None:
+            self._rebuild()
 
     def seen(self, replica: str, *, now_s: float, kv_used_share: float | None) -> None:
         """Take in a probe of a replica; unknown replicas are ignored."""
@@ -79,6 +99,7 @@ class LoadState:
             self._replicas[replica] = msgspec.structs.replace(
                 view, seen_at_s=now_s, kv_used_share=kv_used_share
             )
+            self._dirty.add(replica)
 
     def admitted(
         self, request_id: str, replica: str, *, prefill_tokens: int, decode_tokens: int
@@ -95,6 +116,7 @@ class LoadState:
         work.waiting += 1
         work.prefill_tokens += flight.prefill_tokens
         work.decode_tokens += flight.decode_tokens
+        self._dirty.add(replica)
         return Admission(batch=work.running + work.waiting, concurrency=len(self._flights))
 
     def prefill_done(self, request_id: str) -> None:
@@ -108,6 +130,7 @@ class LoadState:
         work.running += 1
         work.prefill_tokens -= flight.prefill_tokens
         flight.prefill_tokens = 0
+        self._dirty.add(flight.replica)
 
     def chunk_delivered(self, request_id: str, *, tokens: int = 1) -> None:
         """Take delivered output off what is still expected of a request."""
@@ -117,6 +140,7 @@ class LoadState:
         taken = min(tokens, flight.decode_tokens)
         flight.decode_tokens -= taken
         self._work[flight.replica].decode_tokens -= taken
+        self._dirty.add(flight.replica)
 
     def finished(self, request_id: str) -> None:
         """Remove a request, however it ended; unknown requests change nothing."""
@@ -130,6 +154,7 @@ class LoadState:
             work.waiting -= 1
         work.prefill_tokens -= flight.prefill_tokens
         work.decode_tokens -= flight.decode_tokens
+        self._dirty.add(flight.replica)
 
     @property
     def in_flight(self) -> int:
@@ -138,14 +163,34 @@ class LoadState:
 
     def ready(self) -> tuple[str, ...]:
         """Return the ids of the replicas that take new requests, in order."""
-        return tuple(
-            id_ for id_, view in sorted(self._replicas.items()) if view.state is ReplicaState.READY
-        )
+        if self._ready is None:
+            self._ready = tuple(
+                id_
+                for id_, view in sorted(self._replicas.items())
+                if view.state is ReplicaState.READY
+            )
+        return self._ready
 
     def view(self, now_s: float, *, sequence: int = 0) -> FleetView:
         """Return the fleet as it is now, replicas in order of id."""
-        replicas = tuple(self._seen_with_work(id_) for id_ in sorted(self._replicas))
-        return FleetView(at_s=now_s, replicas=replicas, sequence=sequence)
+        self._refresh()
+        view = FleetView(at_s=now_s, replicas=tuple(self._views), sequence=sequence)
+        return with_columns(view, self._columns.copy())
+
+    def _rebuild(self) -> None:
+        """Lay the columns out anew: a replica came or left."""
+        self._columns = columns_for(tuple(sorted(self._replicas)))
+        self._views = [self._replicas[id_] for id_ in self._columns.ids]
+        self._dirty = set(self._replicas)
+        self._ready = None
+
+    def _refresh(self) -> None:
+        for replica in self._dirty:
+            at = self._columns.place(replica)
+            if at is not None:
+                self._views[at] = view = self._seen_with_work(replica)
+                set_column(self._columns, at, view)
+        self._dirty.clear()
 
     def _seen_with_work(self, replica: str) -> ReplicaView:
         work = self._work.get(replica)

@@ -10,12 +10,16 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.columns import HeldColumns
+from trimtab.core.cuts import Cut
 from trimtab.core.decision import (
     FleetView,
+    Held,
     ReplicaView,
     RouteRequest,
     RoutingDecision,
     RoutingPolicy,
+    with_holdings,
 )
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex
@@ -24,6 +28,7 @@ from trimtab.core.types import Arm
 from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
 from trimtab.policies.loadstate import Admission, LoadState
 from trimtab.policies.places import Places
+from trimtab.policies.routing import CANDIDATES_MAX
 
 START_PLAN: Final = TrafficPlan(policy="round_robin")
 
@@ -48,6 +53,8 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True):
     """A decision with all it was made from. `replica` and `admission` are None when none could serve."""
 
     query: RouteQuery
+    request: RouteRequest
+    draw: float
     decision: RoutingDecision
     view: FleetView
     exposure: Exposure
@@ -89,12 +96,8 @@ class Router:
         exposure = expose(
             plan,
             place=self._place(plan, query),
-            cuts=cuts_before_serving(
-                query.facts,
-                label=query.label,
-                repetition=query.repetition,
-                prompt_tokens=prompt_tokens,
-            ),
+            # Cuts matter to slices and preferences only.
+            cuts=_cuts(query, prompt_tokens) if plan.candidate or plan.preferences else (),
             now_s=query.now_s,
             replicas=self.load.ready(),
         )
@@ -176,6 +179,7 @@ class Router:
     def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
         self._sequence += 1
         view = self.load.view(query.now_s, sequence=self._sequence)
+        holdings = self.index.held_columns(query.blocks, prompt_tokens, query.prompt_size)
         request = RouteRequest(
             request_id=query.request_id,
             prompt_tokens=prompt_tokens,
@@ -185,15 +189,20 @@ class Router:
             temperature=query.facts.temperature,
             constraint=query.facts.constraint,
             repetition=query.repetition,
-            held=self.index.held(query.blocks, prompt_tokens, query.prompt_size),
+            held=_listed(holdings, view),
             allowed=exposure.allowed,
             preferred=exposure.preferred,
             arm=exposure.arm,
             lever=exposure.lever,
         )
-        decision = self._policies[exposure.policy].decide(view, request, self._rng.random())
+        draw = self._rng.random()
+        decision = self._policies[exposure.policy].decide(
+            view, with_holdings(request, holdings), draw
+        )
         return Routed(
             query=query,
+            request=request,
+            draw=draw,
             decision=decision,
             view=view,
             exposure=exposure,
@@ -213,6 +222,26 @@ class Router:
             decode_tokens=self.expectation.tokens(query.label, query.facts.max_tokens),
         )
         return msgspec.structs.replace(routed, admission=admission)
+
+
+def _listed(holdings: HeldColumns, view: FleetView) -> tuple[Held, ...]:
+    """Return what replicas hold as values that the ledger keeps; of a large fleet nothing."""
+    if len(view.replicas) > CANDIDATES_MAX:
+        return ()
+    found = (
+        Held(replica=one.id, tokens=holdings.by(one.id), displaced=holdings.displaced_by(one.id))
+        for one in view.replicas
+    )
+    return tuple(held for held in found if held.tokens or held.displaced)
+
+
+def _cuts(query: RouteQuery, prompt_tokens: int) -> tuple[Cut, ...]:
+    return cuts_before_serving(
+        query.facts,
+        label=query.label,
+        repetition=query.repetition,
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def _detached(plan: TrafficPlan, allowed: tuple[str, ...] | None) -> Exposure:

@@ -16,24 +16,22 @@ overlap_cost    NVIDIA Dynamo, KV router at temperature 0: lowest of weight x bl
                 after it was added. Default weight 1. The blocks in use are those of requests in flight.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import numpy as np
+import xxhash
 
+from trimtab.core.columns import Flags
 from trimtab.core.decision import (
     Candidate,
     FleetView,
-    ReplicaView,
     RouteReason,
     RouteRequest,
     RoutingDecision,
     RoutingPolicy,
 )
-from trimtab.core.traffic import hashed_place
-from trimtab.core.types import ReplicaState
-
-POWER_CHOICES: Final = 2
 
 
 class PowerOfTwo(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +41,15 @@ class PowerOfTwo(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Draw both from one number: the pair's place among all ordered pairs."""
-        ready = _ready(view, request)
-        if len(ready) < POWER_CHOICES:
-            return _decision(self.name, view, request, ready[0] if ready else None)
-        pair = int(rng_draw * len(ready) * (len(ready) - 1))
-        first, other = divmod(pair, len(ready) - 1)
+        ready = np.flatnonzero(_ready(view, request))
+        count = int(ready.size)
+        if count < 2:
+            return _decision(self.name, view, request, int(ready[0]) if count else None)
+        first, other = divmod(int(rng_draw * count * (count - 1)), count - 1)
         second = other if other < first else other + 1
-        winner = min(ready[first], ready[second], key=lambda one: (one.in_flight, one.id))
-        return _decision(self.name, view, request, winner)
+        busy = view.columns.running + view.columns.waiting
+        pair = sorted((int(ready[first]), int(ready[second])))
+        return _decision(self.name, view, request, min(pair, key=lambda at: float(busy[at])))
 
 
 class SessionHash(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +60,16 @@ class SessionHash(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Rendezvous hashing: the order of all replicas for a session, the first one within the bound."""
-        ready = _ready(view, request)
-        if not ready:
+        ready, columns = _ready(view, request), view.columns
+        if not ready.any():
             return _decision(self.name, view, request, None)
+        busy = columns.running + columns.waiting
+        bound = max(1.0, self.load_bound * (float(busy[ready].sum()) + 1.0) / int(ready.sum()))
+        within = ready & (busy + 1.0 <= bound)
+        able = np.flatnonzero(within if within.any() else ready)
         key = request.session or request.request_id
-        total = sum(one.in_flight for one in ready) + 1
-        bound = max(1.0, self.load_bound * total / len(ready))
-        order = sorted(ready, key=lambda one: (hashed_place(key, one.id), one.id))
-        winner = next((one for one in order if one.in_flight + 1 <= bound), order[0])
-        return _decision(self.name, view, request, winner)
+        places = columns.session_places(xxhash.xxh3_64_intdigest(key.encode()))
+        return _decision(self.name, view, request, int(able[np.argmin(places[able])]))
 
 
 class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,19 +82,21 @@ class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Balance counts requests, as the public rule does."""
-        ready = _ready(view, request)
-        if not ready:
+        ready, columns = _ready(view, request), view.columns
+        if not ready.any():
             return _decision(self.name, view, request, None)
-        loads = [one.in_flight for one in ready]
-        most, least = max(loads), min(loads)
+        busy = columns.running + columns.waiting
+        most, least = float(busy[ready].max()), float(busy[ready].min())
+        idlest = int(np.argmin(np.where(ready, busy, np.inf)))
         if most - least > self.abs_requests and most > self.rel * least:
-            return _decision(self.name, view, request, _least(ready))
-        held = {one.replica: one.tokens for one in request.held}
-        best = max(ready, key=lambda one: (held.get(one.id, 0), -one.in_flight, one.id))
-        if held.get(best.id, 0) > self.threshold * max(1, request.prompt_tokens):
+            return _decision(self.name, view, request, idlest)
+        held = np.where(ready, request.holdings.over(columns)[0], -1.0)
+        longest = float(held.max())
+        if longest > self.threshold * max(1, request.prompt_tokens):
+            best = int(np.argmin(np.where(held == longest, busy, np.inf)))
             return _decision(self.name, view, request, best)
         # The public rule asks for the smallest tree; what a replica has in flight stands for how much it was sent.
-        return _decision(self.name, view, request, _least(ready))
+        return _decision(self.name, view, request, idlest)
 
 
 class OverlapCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,52 +107,43 @@ class OverlapCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Tokens instead of blocks: the same order at any block size."""
-        ready = _ready(view, request)
-        if not ready:
+        ready, columns = _ready(view, request), view.columns
+        if not ready.any():
             return _decision(self.name, view, request, None)
-        held = {one.replica: one.tokens for one in request.held}
-
-        def cost(one: ReplicaView) -> float:
-            new = request.prompt_tokens - held.get(one.id, 0)
-            in_use = one.prefill_tokens_outstanding + one.decode_tokens_outstanding
-            return self.weight * (new + one.prefill_tokens_outstanding) + in_use
-
-        return _decision(self.name, view, request, min(ready, key=lambda one: (cost(one), one.id)))
+        held = request.holdings.over(columns)[0]
+        new = request.prompt_tokens - held
+        cost = self.weight * (new + columns.prefill) + columns.prefill + columns.decode
+        return _decision(self.name, view, request, int(np.argmin(np.where(ready, cost, np.inf))))
 
 
-def _ready(view: FleetView, request: RouteRequest) -> list[ReplicaView]:
-    return [
-        one
-        for one in view.replicas
-        if one.state is ReplicaState.READY
-        and (request.allowed is None or one.id in request.allowed)
-    ]
-
-
-def _least(ready: Sequence[ReplicaView]) -> ReplicaView:
-    return min(ready, key=lambda one: (one.in_flight, one.id))
+def _ready(view: FleetView, request: RouteRequest) -> Flags:
+    if request.allowed is None:
+        return view.columns.ready
+    return view.columns.ready & view.columns.mask(request.allowed)
 
 
 def _decision(
-    policy: str, view: FleetView, request: RouteRequest, winner: ReplicaView | None
+    policy: str, view: FleetView, request: RouteRequest, winner: int | None
 ) -> RoutingDecision:
+    columns = view.columns
     chosen = () if winner is None else (winner,)
     return RoutingDecision(
         request_id=request.request_id,
         at_s=view.at_s,
         policy=policy,
-        replica=None if winner is None else winner.id,
+        replica=None if winner is None else columns.ids[winner],
         reason=RouteReason.NONE_READY if winner is None else RouteReason.OTHER_POLICY,
         candidates=tuple(
             Candidate(
-                replica=one.id,
-                load_tokens=float(one.prefill_tokens_outstanding + one.decode_tokens_outstanding),
-                held_tokens=request.held_by(one.id),
+                replica=columns.ids[at],
+                load_tokens=float(columns.prefill[at] + columns.decode[at]),
+                held_tokens=request.held_by(columns.ids[at]),
             )
-            for one in chosen
+            for at in chosen
         ),
-        predicted_cached_tokens=0 if winner is None else request.held_by(winner.id),
-        held_best_tokens=max((held.tokens for held in request.held), default=0),
+        omitted=len(columns.ids) - len(chosen),
+        predicted_cached_tokens=0 if winner is None else request.held_by(columns.ids[winner]),
+        held_best_tokens=request.holdings.best,
         sequence=view.sequence,
     )
 
