@@ -133,9 +133,12 @@ def overlay(
 def _turned(arrivals: Sequence[Arrival], shift: float, span: float, copy: int) -> Iterator[Arrival]:
     salt = mix(copy) if copy else 0
     first = bisect.bisect_right(arrivals, span - shift, key=_at)
+    last_s = 0.0
     for place, one in enumerate((*arrivals[first:], *arrivals[:first])):
+        # Rounding must not put the end of the trace after its own beginning.
+        last_s = max(last_s, one.at_s + shift - (span if place < len(arrivals) - first else 0.0))
         yield Arrival(
-            at_s=one.at_s + shift - (span if place < len(arrivals) - first else 0.0),
+            at_s=last_s,
             session=f"{one.session}#{copy}" if copy else one.session,
             input_tokens=one.input_tokens,
             output_tokens=one.output_tokens,
