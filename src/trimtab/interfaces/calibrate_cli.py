@@ -18,7 +18,7 @@ from trimtab.workloads.base import WorkloadError
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement and what was fitted to it. `regimes`: requests of each regime in the fitted and the scored part."""
+    """A measurement and what was fitted to it. `regimes`: requests of each in the fitted and the scored part."""
 
     source: str
     limits: Limits

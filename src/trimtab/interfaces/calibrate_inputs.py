@@ -51,7 +51,8 @@ def of_ledger(events: Iterable[AnyEvent], *, source: str) -> list[Measured]:
         )
     if not by_replica:
         raise WorkloadError(f"{source}: no finished request with its times is in it")
-    found = sorted(max(by_replica.values(), key=len), key=lambda one: one.at_s)
+    most = max(by_replica, key=lambda replica: len(by_replica[replica]))
+    found = sorted(by_replica[most], key=lambda one: one.at_s)
     return [_from(one, found[0].at_s) for one in found]
 
 
