@@ -5,7 +5,7 @@ whoever keeps them up to date all the time (the load state, the prefix index) ha
 written to the ledger.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,9 @@ class FleetColumns:
     """One value for each replica, in order of id. `kv` is not a number where the share of KV in use is unknown."""
 
     __slots__ = (
+        "_memo",
         "_orders",
+        "_zeros",
         "decode",
         "ids",
         "kv",
@@ -44,7 +46,10 @@ class FleetColumns:
         self.places = (places, hashes)
         # The last other table of places that was asked for, its size then, and the order of ours in it; copies share
         # it. Tables only grow, so the same size is the same table.
-        self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp]]] = []
+        self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp] | None]] = []
+        self._memo: list[tuple[object, Floats]] = []
+        self._zeros = np.zeros(count)
+        self._zeros.flags.writeable = False
         self.ready = np.zeros(count, dtype=np.bool_)
         self.slots = np.ones(count)
         self.running = np.zeros(count)
@@ -53,10 +58,16 @@ class FleetColumns:
         self.decode = np.zeros(count)
         self.kv = np.full(count, np.nan)
 
+    @property
+    def zeros(self) -> Floats:
+        """A zero for each replica, the same array at each call, which must not change."""
+        return self._zeros
+
     def copy(self) -> "FleetColumns":
         """Return columns that later changes do not reach."""
         made = object.__new__(FleetColumns)
         made.ids, made.places, made._orders = self.ids, self.places, self._orders
+        made._memo, made._zeros = self._memo, self._zeros
         for name in ("ready", "slots", "running", "waiting", "prefill", "decode", "kv"):
             setattr(made, name, getattr(self, name).copy())
         return made
@@ -65,14 +76,30 @@ class FleetColumns:
         """Return where a replica stands, None if it is not there."""
         return self.places[0].get(replica)
 
-    def order_of(self, places: Mapping[str, int]) -> NDArray[np.intp]:
-        """Return where each replica stands in another table of places, -1 where it is not in it."""
+    def set_slots(self, at: int, slots: int) -> None:
+        """Change the slots of one replica."""
+        self.slots[at] = slots
+        self._memo = []
+
+    def of_slots(self, key: object, made: Callable[[Floats], Floats]) -> Floats:
+        """Return what `made` makes of the slots; the last answer is kept for the very same key, and must not change."""
+        memo = self._memo
+        if not memo or memo[0][0] is not key:
+            memo[:] = [(key, made(self.slots))]
+        return memo[0][1]
+
+    def order_of(self, places: Mapping[str, int]) -> NDArray[np.intp] | None:
+        """Return where each replica stands in another table of places, -1 where it is not in it.
+
+        None: each stands where it stands here.
+        """
         for table, size, order in self._orders:
             if table is places and size == len(places):
                 return order
-        order = np.array([places.get(id_, -1) for id_ in self.ids], dtype=np.intp)
-        self._orders[:] = [(places, len(places), order)]
-        return order
+        found = np.array([places.get(id_, -1) for id_ in self.ids], dtype=np.intp)
+        same = bool((found == np.arange(found.size)).all())
+        self._orders[:] = [(places, len(places), None if same else found)]
+        return None if same else found
 
     def mask(self, replicas: Sequence[str]) -> Flags:
         """Return which of them are named."""
@@ -84,13 +111,16 @@ class FleetColumns:
                 found[at] = True
         return found
 
-    def session_places(self, key_hash: int) -> NDArray[np.uint64]:
-        """Return a number for each replica that a session orders them by (rendezvous hashing).
+    def session_places(
+        self, key_hash: int, among: NDArray[np.intp] | None = None
+    ) -> NDArray[np.uint64]:
+        """Return a number for each replica (of those at the places `among`) that a session orders them by.
 
-        The finalizer of splitmix64 (Steele, Lea, Flood, 2014) over both hashes: it does not depend on which other
-        replicas there are.
+        Rendezvous hashing: the finalizer of splitmix64 (Steele, Lea, Flood, 2014) over both hashes. It does not depend
+        on which other replicas there are.
         """
-        mixed = self.places[1] ^ np.uint64(key_hash & 0xFFFFFFFFFFFFFFFF)
+        hashes = self.places[1] if among is None else self.places[1][among]
+        mixed = hashes ^ np.uint64(key_hash & 0xFFFFFFFFFFFFFFFF)
         mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _MULTIPLY_1
         mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _MULTIPLY_2
         return mixed ^ (mixed >> _SHIFTS[2])
@@ -122,7 +152,11 @@ class HeldColumns:
         """Return both arrays in the order of a fleet's columns."""
         if self._places is columns.places[0]:
             return self.tokens, self.displaced
-        order = columns.order_of(self._places)
+        order, count = columns.order_of(self._places), len(columns.ids)
+        if order is None and self.tokens.size >= count:
+            return self.tokens[:count], self.displaced[:count]
+        if order is None:
+            order = np.arange(count)
         # A replica that came after these columns were made is in the table and not in them.
         none = (order < 0) | (order >= self.tokens.size)
         if not self.tokens.size:

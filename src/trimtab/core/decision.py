@@ -142,6 +142,11 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         assert isinstance(found, HeldColumns)
         return found
 
+    @property
+    def explained(self) -> bool:
+        """Whether anybody keeps the decision; if not, candidates may be left out and counted as omitted."""
+        return bool(self.__dict__.get("_explained", True))
+
     def held_by(self, replica_id: str) -> int:
         """Return the tokens one replica is believed to hold, 0 if none."""
         return self.holdings.by(replica_id)
@@ -151,9 +156,12 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.holdings.displaced_by(replica_id)
 
 
-def with_holdings(request: RouteRequest, holdings: HeldColumns) -> RouteRequest:
-    """Hand a request the columns that say what replicas hold of it."""
+def with_holdings(
+    request: RouteRequest, holdings: HeldColumns, *, explained: bool = True
+) -> RouteRequest:
+    """Hand a request the columns that say what replicas hold of it, and say whether its decision is to be explained."""
     request.__dict__["_holdings"] = holdings
+    request.__dict__["_explained"] = explained
     return request
 
 

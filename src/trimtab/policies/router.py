@@ -74,7 +74,9 @@ class Router:
         rng: random.Random,
         *,
         plan: TrafficPlan = START_PLAN,
+        explained: bool = True,
     ) -> None:
+        """Take what it looks at. Not `explained`: nobody keeps its decisions, so they come without candidates."""
         self.load = load
         self.index = index
         self.plan = plan
@@ -84,6 +86,8 @@ class Router:
         self._rng = rng
         self._sequence = 0
         self._places = Places()
+        self._explained = explained
+        self._met: tuple[str, ...] = ()
 
     def route(self, query: RouteQuery) -> Routed:
         """Decide what a request meets and where it goes, and count it on its replica.
@@ -178,7 +182,11 @@ class Router:
 
     def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
         self._sequence += 1
-        view = self.load.view(query.now_s, sequence=self._sequence)
+        look = self.load.view if self._explained else self.load.glance
+        view = look(query.now_s, sequence=self._sequence)
+        if view.columns.ids is not self._met:
+            self._met = view.columns.ids
+            self.index.meet(self._met)
         holdings = self.index.held_columns(query.blocks, prompt_tokens, query.prompt_size)
         request = RouteRequest(
             request_id=query.request_id,
@@ -189,7 +197,7 @@ class Router:
             temperature=query.facts.temperature,
             constraint=query.facts.constraint,
             repetition=query.repetition,
-            held=_listed(holdings, view),
+            held=_listed(holdings, view) if self._explained else (),
             allowed=exposure.allowed,
             preferred=exposure.preferred,
             arm=exposure.arm,
@@ -197,7 +205,7 @@ class Router:
         )
         draw = self._rng.random()
         decision = self._policies[exposure.policy].decide(
-            view, with_holdings(request, holdings), draw
+            view, with_holdings(request, holdings, explained=self._explained), draw
         )
         return Routed(
             query=query,
@@ -207,7 +215,7 @@ class Router:
             view=view,
             exposure=exposure,
             prompt_tokens=prompt_tokens,
-            replica=None if decision.replica is None else view.replica(decision.replica),
+            replica=None if decision.replica is None else self.load.replica(decision.replica),
             admission=None,
         )
 

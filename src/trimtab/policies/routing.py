@@ -26,6 +26,7 @@ tokens far off; removing a replica moves the mean, which can move another one ov
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -66,10 +67,9 @@ class RoundRobin(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose by the decision's sequence number alone."""
         sweep = _Sweep(view, request)
-        turns = (
-            np.flatnonzero(sweep.able & sweep.preferred) if request.preferred else sweep.eligible
-        )
-        turns = turns if turns.size else sweep.eligible
+        turns = np.flatnonzero(sweep.able & sweep.preferred) if request.preferred else None
+        if turns is None or not turns.size:
+            turns = np.flatnonzero(sweep.able)
         winner = int(turns[view.sequence % turns.size]) if turns.size else None
         return sweep.decision(self.name, winner, RouteReason.ROUND_ROBIN_TURN, {}, None)
 
@@ -104,59 +104,70 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         """Choose within the bound; only if no replica is within it, among all that are ready."""
         sweep = _Sweep(view, request)
         sweep.loads = loads = load_tokens(view.columns, self.cost)
-        if not sweep.eligible.size:
+        if not sweep.eligible:
             return sweep.decision(self.name, None, RouteReason.NONE_READY, {}, None)
-        sweep.held = held = self._held(sweep.held, request)
+        sweep.held = held = self._held(sweep, request)
         sweep.over = over = self._over_bound(sweep, loads, held, request)
         terms = self._terms(sweep, held, request)
         # In the order of the terms, so that a decision's terms sum to its score to the last digit.
-        scores = sum(terms.values(), np.zeros(len(loads)))
-        within = sweep.able & ~over
-        winner = sweep.best(within if within.any() else sweep.able, scores, loads)
+        scores = terms["wait"] + terms["prefill"] + terms["decode"]
+        for name in ("displaced", "preferred"):
+            if terms[name] is not sweep.zeros:
+                scores = scores + terms[name]
+        winner = sweep.best(sweep.able & ~over, scores, loads)
+        if winner is None:
+            winner = sweep.best(sweep.able, scores, loads)
         reason = self._reason(sweep, held, over, winner)
         return sweep.decision(self.name, winner, reason, terms, scores)
 
-    def _held(self, held: Floats, request: RouteRequest) -> Floats:
-        long_enough = np.minimum(held, request.prompt_tokens)
-        long_enough[held < self.min_match_tokens] = 0.0
+    def _held(self, sweep: "_Sweep", request: RouteRequest) -> Floats:
+        if request.holdings.best < self.min_match_tokens:
+            return sweep.zeros
+        long_enough = np.minimum(sweep.held, request.prompt_tokens)
+        long_enough[sweep.held < self.min_match_tokens] = 0.0
         return long_enough
 
     def _over_bound(
         self, sweep: "_Sweep", loads: Floats, held: Floats, request: RouteRequest
     ) -> Flags:
         able, columns = sweep.able, sweep.columns
-        count = sweep.eligible.size
-        first = float(columns.slots[sweep.eligible[0]])
+        first = float(columns.slots[int(able.argmax())])
         trivial = _cost_tokens(request, first, self.cost)
-        mean_load = float(loads[able].sum()) / count
+        bound = self.load_bound * sweep.sum(loads) / sweep.eligible
         # Uncached cost here less uncached cost anywhere: what is held here makes room for load.
-        over = loads > np.maximum(trivial, self.load_bound * mean_load + held)
+        most = max(trivial, bound) if held is sweep.zeros else np.maximum(trivial, bound + held)
+        over: Flags = loads > most
         kv = columns.kv
-        mean_kv = float(kv[able].sum()) / count
-        if not math.isnan(mean_kv):
-            over = over | ((kv > KV_TRIVIAL_SHARE) & (kv > self.load_bound * mean_kv))
-        return np.logical_and(over, able)
+        kv_bound = self.load_bound * sweep.sum(kv) / sweep.eligible
+        if not math.isnan(kv_bound):
+            over |= kv > max(KV_TRIVIAL_SHARE, kv_bound)
+        over &= able
+        return over
 
     def _terms(self, sweep: "_Sweep", held: Floats, request: RouteRequest) -> dict[str, Floats]:
         cost, columns = self.cost, sweep.columns
         batch = np.minimum(columns.running + 1, columns.slots)
         step = cost.step_base_ms + cost.step_ms_per_stream * np.maximum(1.0, batch)
         new = request.prompt_tokens - held
-        prefill = np.where(new > 0, cost.prefill_base_ms + cost.prefill_ms_per_token * new, 0.0)
-        displaced = cost.prefill_ms_per_token * sweep.displaced
+        prefill = cost.prefill_base_ms + cost.prefill_ms_per_token * new
+        prefill[new <= 0] = 0.0
         return {
             "wait": wait_ms(columns, cost),
             "prefill": prefill,
             "decode": max(0.0, request.output_tokens_expected) * step,
-            "displaced": REUSE_PROBABILITY * displaced,
-            "preferred": np.where(sweep.preferred, -self.preferred_bonus_ms, 0.0),
+            "displaced": REUSE_PROBABILITY * (cost.prefill_ms_per_token * sweep.displaced)
+            if sweep.displaced.any()
+            else sweep.zeros,
+            "preferred": np.where(sweep.preferred, -self.preferred_bonus_ms, 0.0)
+            if request.preferred
+            else sweep.zeros,
         }
 
     def _reason(
         self, sweep: "_Sweep", held: Floats, over: Flags, winner: int | None
     ) -> RouteReason:
         able = sweep.able
-        most = float(held[able].max())
+        most = 0.0 if held is sweep.zeros else float(held[able].max())
         if most == 0.0:
             return RouteReason.LEAST_LOADED_NO_PREFIX
         longest = able & (held == most)
@@ -178,7 +189,8 @@ class _Sweep:
         self.able = columns.ready
         if request.allowed is not None:
             self.able = columns.ready & columns.mask(request.allowed)
-        self.eligible = np.flatnonzero(self.able)
+        self.eligible = int(np.count_nonzero(self.able))
+        self.zeros = columns.zeros
         self.preferred = columns.mask(request.preferred)
         self.loads: Floats = columns.prefill + columns.decode
         self.over: Flags | None = None
@@ -189,19 +201,26 @@ class _Sweep:
         The last is rendezvous hashing: it spreads new sessions over equal replicas, keeps each on its own, and does
         not depend on which other replicas there are.
         """
+        able = np.where(among, scores, np.inf)
+        least = float(able.min()) if able.size else math.inf
+        if math.isinf(least):
+            return None
         # Sums of equal terms may differ in their last digits.
-        for values in (scores, np.where(self.preferred, 0.0, 1.0), loads):
-            able = np.where(among, values, np.inf)
-            least = float(able.min()) if able.size else math.inf
-            if math.isinf(least):
-                return None
-            among = able <= least + EQUAL_MS
-        ties = np.flatnonzero(among)
+        ties = np.flatnonzero(able <= least + EQUAL_MS)
+        if ties.size > 1 and self.request.preferred and self.preferred[ties].any():
+            ties = ties[self.preferred[ties]]
+        if ties.size > 1:
+            values = loads[ties]
+            ties = ties[values <= values.min() + EQUAL_MS]
         if ties.size == 1:
             return int(ties[0])
         key = self.request.session or self.request.request_id
-        places = self.columns.session_places(xxhash.xxh3_64_intdigest(key.encode()))
-        return int(ties[np.argmin(places[ties])])
+        places = self.columns.session_places(xxhash.xxh3_64_intdigest(key.encode()), ties)
+        return int(ties[np.argmin(places)])
+
+    def sum(self, values: Floats) -> float:
+        """Return the sum over the replicas that may take the request."""
+        return float((values if self.eligible == values.size else values[self.able]).sum())
 
     def decision(
         self,
@@ -213,9 +232,9 @@ class _Sweep:
     ) -> RoutingDecision:
         """Return the decision with every candidate, or of a large fleet with those that matter most."""
         few = (RouteReason.NONE_READY, RouteReason.ONLY_ONE_READY)
-        if self.eligible.size < 2:
-            reason = few[self.eligible.size]
-        kept = self._kept(winner, scores)
+        if self.eligible < 2:
+            reason = few[self.eligible]
+        kept = self._kept(winner, scores) if self.request.explained else ()
         ids = self.columns.ids
         return RoutingDecision(
             request_id=self.request.request_id,
@@ -223,7 +242,7 @@ class _Sweep:
             policy=policy,
             replica=None if winner is None else ids[winner],
             reason=reason,
-            candidates=self._candidates(kept, terms, scores),
+            candidates=self._candidates(kept, terms, scores) if kept else (),
             omitted=len(ids) - len(kept),
             predicted_cached_tokens=0 if winner is None else self.request.held_by(ids[winner]),
             held_best_tokens=self.request.holdings.best,
@@ -239,7 +258,8 @@ class _Sweep:
         if scores is not None:
             able = np.where(self.able, scores, np.inf)
             kept.update(np.argpartition(able, half)[:half].tolist())
-        kept.update(np.argpartition(-self.held, half)[:half].tolist())
+        if self.held is not self.zeros:
+            kept.update(np.argpartition(-self.held, half)[:half].tolist())
         return sorted(kept)
 
     def _candidates(
@@ -279,7 +299,8 @@ class _Sweep:
 
 def load_tokens(columns: FleetColumns, cost: CostModel) -> Floats:
     """Return each replica's load in tokens of prefill; the law is in the module's docstring."""
-    return columns.prefill + _decode_weight(columns.slots, cost) * columns.decode
+    weights = columns.of_slots(cost, partial(_decode_weight, cost=cost))
+    return columns.prefill + weights * columns.decode
 
 
 def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
@@ -308,7 +329,11 @@ def _decode_weight(slots: Floats, cost: CostModel) -> Floats:
 
 
 def _cost_tokens(request: RouteRequest, slots: float, cost: CostModel) -> float:
-    weight = float(_decode_weight(np.array([slots]), cost)[0])
+    weight = 1.0
+    if cost.prefill_ms_per_token > 0.0:
+        whole = max(1.0, slots)
+        step = cost.step_base_ms + cost.step_ms_per_stream * whole
+        weight = step / whole / cost.prefill_ms_per_token
     return request.prompt_tokens + weight * request.output_tokens_expected
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from trimtab.core.decision import RoutingPolicy
 from trimtab.core.ports import RequestFacts
@@ -94,6 +95,7 @@ class _Gateway:
             policies,
             streams.stream(f"router {name}"),
             plan=TrafficPlan(policy=spec.policy),
+            explained=False,
         )
         # Prompts are counted in tokens here, not in bytes.
         self.router.ratio.bytes_per_token = 1.0
@@ -220,10 +222,10 @@ class Fleet:
         )
 
     def _probe(self, now_s: float, _: Any) -> None:
-        for name, replica in self.replicas.items():
-            share = replica.pool.used_share
-            for gateway in self._gateways:
-                gateway.load.seen(name, now_s=now_s, kv_used_share=share)
+        # Ids are in the order in which replicas were added.
+        shares = np.array([replica.pool.used_share for replica in self.replicas.values()])
+        for gateway in self._gateways:
+            gateway.load.seen_all(shares, now_s=now_s)
         if self._in_flight or self.kernel.pending:
             self.kernel.at(now_s + self.spec.probe_s, self._probe)
 
@@ -346,17 +348,16 @@ class Fleet:
         del self._in_flight[request.row]
         job = request.job
         if outcome is not Outcome.FINISHED or job is None:
-            self.records.ended(request.row, outcome, e2e_ms=(now_s - request.arrival.at_s) * 1000.0)
+            self.records.ended(request.row, outcome, (now_s - request.arrival.at_s) * 1000.0)
             return
         assert job.first_token_s is not None
         assert job.scheduled_s is not None
-        values = {
-            "ttft_ms": (job.first_token_s - request.arrival.at_s) * 1000.0,
-            "e2e_ms": (now_s - request.arrival.at_s) * 1000.0,
-            "queue_ms": (job.scheduled_s - request.arrival.at_s) * 1000.0,
-            "cached_tokens": job.cached_tokens,
-        }
-        if job.output_tokens > 1:
-            gaps = job.output_tokens - 1
-            values["tpot_ms"] = (now_s - job.first_token_s) * 1000.0 / gaps
-        self.records.ended(request.row, outcome, **values)
+        gaps = job.output_tokens - 1
+        self.records.finished(
+            request.row,
+            ttft_ms=(job.first_token_s - request.arrival.at_s) * 1000.0,
+            tpot_ms=(now_s - job.first_token_s) * 1000.0 / gaps if gaps > 0 else math.nan,
+            e2e_ms=(now_s - request.arrival.at_s) * 1000.0,
+            queue_ms=(job.scheduled_s - request.arrival.at_s) * 1000.0,
+            cached_tokens=job.cached_tokens,
+        )

@@ -41,6 +41,9 @@ class Records:
 
     def __init__(self) -> None:
         self._values = {name: array("d") for name in _COLUMNS}
+        self._fresh = tuple(
+            (column.append, _FRESH.get(name, float("nan"))) for name, column in self._values.items()
+        )
         self._outcomes = array("b")
         self._replicas = array("i")
 
@@ -49,8 +52,8 @@ class Records:
 
     def arrived(self, at_s: float, input_tokens: int, output_tokens: int) -> int:
         """Open a row and return its number."""
-        for name, column in self._values.items():
-            column.append(_FRESH.get(name, float("nan")))
+        for append, value in self._fresh:
+            append(value)
         row = len(self._outcomes)
         self._values["at_s"][row] = at_s
         self._values["input_tokens"][row] = input_tokens
@@ -65,12 +68,29 @@ class Records:
         self._values["promised_tokens"][row] = promised_tokens
         self._values["best_tokens"][row] = best_tokens
 
-    def ended(self, row: int, outcome: Outcome, **values: float) -> None:
+    def ended(self, row: int, outcome: Outcome, e2e_ms: float) -> None:
         """Close a row; raises AssertionError if it was closed before."""
-        assert self._outcomes[row] == Outcome.IN_FLIGHT, f"request {row} ended twice"
+        assert self._outcomes[row] == 0, f"request {row} ended twice"
         self._outcomes[row] = outcome
-        for name, value in values.items():
-            self._values[name][row] = value
+        self._values["e2e_ms"][row] = e2e_ms
+
+    def finished(
+        self,
+        row: int,
+        *,
+        ttft_ms: float,
+        tpot_ms: float,
+        e2e_ms: float,
+        queue_ms: float,
+        cached_tokens: int,
+    ) -> None:
+        """Close the row of a request that got all of its answer; `tpot_ms` is not a number for a single token."""
+        self.ended(row, Outcome.FINISHED, e2e_ms)
+        values = self._values
+        values["ttft_ms"][row] = ttft_ms
+        values["tpot_ms"][row] = tpot_ms
+        values["queue_ms"][row] = queue_ms
+        values["cached_tokens"][row] = cached_tokens
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return a column as an array of one value for each request."""
