@@ -8,12 +8,16 @@ the latest, or by the first request that finds it gone.
 Rules of a live gateway that hold here too: a request that has not produced a token is tried once more elsewhere; one
 that has fails; a request that no replica can take is shed.
 
+A live gateway sees every chunk of an answer. Here it is told of a replica's steps when something changes there and at
+its probes, which is as if chunks came in batches. A stream that was preempted is taken to go on meanwhile.
+
 Simplified: a gateway's own work takes no time; the network adds `hop_ms` before a request reaches its replica; clients
 wait for ever unless `timeout_s` says otherwise.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -123,7 +127,6 @@ class Fleet:
             _Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)
         ]
         self._in_flight: dict[int, _Request] = {}
-        self._listener = Listener(first_token=self._first_token, ended=self._ended)
         self._arrivals: Iterator[Arrival] = iter(())
         self._next_job = 0
         for _ in range(spec.replicas):
@@ -155,7 +158,12 @@ class Fleet:
         number = len(self.numbers)
         replica = f"r{number:05d}"
         self.numbers[replica] = number
-        self.replicas[replica] = Replica(self.spec.replica, self.kernel, self._listener)
+        listener = Listener(
+            first_token=self._first_token,
+            ended=self._ended,
+            stepped=partial(self._stepped, replica),
+        )
+        self.replicas[replica] = Replica(self.spec.replica, self.kernel, listener)
         ready = now_s + self.spec.start_s if ready_s is None else ready_s
         if ready <= now_s:
             self._set_state(replica, ReplicaState.READY, now_s)
@@ -222,6 +230,8 @@ class Fleet:
         )
 
     def _probe(self, now_s: float, _: Any) -> None:
+        for replica in self.replicas.values():
+            replica.tell_steps(now_s)
         # Ids are in the order in which replicas were added.
         shares = np.array([replica.pool.used_share for replica in self.replicas.values()])
         for gateway in self._gateways:
@@ -321,7 +331,11 @@ class Fleet:
     def _first_token(self, now_s: float, job: Job) -> None:
         request = self._in_flight.get(job.id)
         if request is not None:
-            request.gateway.load.prefill_done(str(job.id))
+            request.gateway.load.prefill_done(str(job.id), stepped=True)
+
+    def _stepped(self, replica: str, steps: int) -> None:
+        for gateway in self._gateways:
+            gateway.load.stepped(replica, steps)
 
     def _ended(self, now_s: float, job: Job) -> None:
         request = self._in_flight.get(job.id)

@@ -61,8 +61,16 @@ class Job(msgspec.Struct, kw_only=True):
     context: int = 0
 
 
+def _nobody(_: int) -> None:
+    """Take no notice of steps."""
+
+
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told what happens to a job: its first token, and its end (finished, or failed with a reason)."""
+    """Who is told what happens to a job: its first token, and its end (finished, or failed with a reason).
+
+    `stepped`: told how many steps all decoding streams made since it was told last.
+    """
 
     first_token: Callable[[float, Job], None]
     ended: Callable[[float, Job], None]
+    stepped: Callable[[int], None] = _nobody

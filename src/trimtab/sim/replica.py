@@ -7,21 +7,23 @@ it is prefilled again with what it had generated. These are the rules of vLLM's 
 `core.step_cost`.
 
 Steps of decodes alone are not simulated one by one: until the next end of a stream, the next arrival or the end of
-the KV nothing changes but the contexts, so m steps take a closed form,
-    m * step(n streams, context c) + context_ms * n * m * (m - 1) / 2.
-An arrival in between is taken up at the end of the step in which it falls.
+the KV nothing changes but the contexts, so that many steps are one jump (`sim.jumps`). An arrival in between is taken
+up at the end of the step in which it falls. Whoever listens is told of steps when a jump ends, and when it asks.
 
 Failure modes: a request longer than the KV is refused (it could never run); a scheduler that prefers prefills to
 decodes or runs them apart (older engines) is not modelled.
 """
 
+import bisect
 import heapq
 import math
 from collections import deque
+from operator import attrgetter
 from typing import Final
 
 from trimtab.sim.blocks import BlockPool
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
+from trimtab.sim.jumps import Jump
 from trimtab.sim.kernel import Kernel
 
 _NEVER: Final = 1 << 62
@@ -45,8 +47,7 @@ class Replica:
         self.waiting: deque[Job] = deque()
         self.prefilling: list[Job] = []
         self.decoding: dict[int, Job] = {}
-        self.slow = slow
-        self._slow = slow
+        self.slow = self._slow = slow
         self.busy_s = 0.0
         self.step_count = 0
         self.decode_tokens = 0
@@ -63,6 +64,8 @@ class Replica:
         # The jump under way: steps of decodes alone, or one mixed step with its chunks.
         self._began_s = 0.0
         self._planned = 0
+        self._jump = Jump(1.0, 0.0, 1.0)
+        self._told = 0
         self._chunks: list[tuple[Job, int]] = []
 
     @property
@@ -107,7 +110,7 @@ class Replica:
         if job in self.waiting:
             self.waiting.remove(job)
         elif job in self.prefilling:
-            self._drop_chunk(job)
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
             self.prefilling.remove(job)
             self._release(job)
         elif job.id in self.decoding:
@@ -120,7 +123,9 @@ class Replica:
 
     def kill(self, now_s: float, reason: str) -> list[Job]:
         """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
-        lost = sorted([*self.waiting, *self.prefilling, *self.decoding.values()], key=_by_id)
+        lost = sorted(
+            [*self.waiting, *self.prefilling, *self.decoding.values()], key=attrgetter("id")
+        )
         self.waiting.clear()
         self.prefilling.clear()
         self.decoding.clear()
@@ -133,6 +138,14 @@ class Replica:
         for job in lost:
             job.failed, job.finished_s = reason, now_s
         return lost
+
+    def tell_steps(self, now_s: float) -> None:
+        """Tell the listener of the steps of the jump under way that have passed."""
+        if self._running and not self._chunks:
+            passed = self._jump.passed(now_s - self._began_s, self._planned)
+            if passed > self._told:
+                self._listener.stepped(passed - self._told)
+                self._told = passed
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.spec.block_tokens)
@@ -149,8 +162,9 @@ class Replica:
     def _plan(self, now_s: float) -> None:
         """Decide what runs next, and when it is over."""
         self._version += 1
-        self._slow = self.slow
-        self._admit(now_s)
+        self._slow, self._told = self.slow, 0
+        if self.waiting:
+            self._admit(now_s)
         self._began_s = now_s
         if self.prefilling:
             self._plan_mixed(now_s)
@@ -203,31 +217,27 @@ class Replica:
             pairs=pairs,
         )
         self._planned, self._running = 1, True
-        self._kernel.at(
-            now_s + took_ms * self._slow / 1000.0, self._step_over, self._version, RANK_STEP
-        )
+        end_s = now_s + took_ms * self._slow / 1000.0
+        self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
     def _plan_decodes(self, now_s: float) -> None:
         """Plan as many steps of decodes alone as nothing changes in."""
         steps = self._ends[0][0] - self.step_count
         grows = self.step_count + steps >= self._block_at
         if grows and self._blocks_for(steps) > self.pool.available:
-            steps = self._steps_that_fit(steps)
+            room, fits = self.pool.available, range(1, steps + 1)
+            steps = bisect.bisect_right(fits, room, key=self._blocks_for)
             if steps == 0:
                 self._make_room(1)
                 steps = 1
         self._planned, self._running, self._chunks = steps, True, []
-        end_s = now_s + self._decode_s(steps)
-        self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
-
-    def _decode_s(self, steps: int) -> float:
-        """Seconds of so many steps of the present streams."""
-        streams = len(self.decoding)
-        first = self.spec.cost.step_ms(
+        cost, streams = self.spec.cost, len(self.decoding)
+        first_ms = cost.step_ms(
             tokens=streams + self._drafted, streams=streams, context_tokens=self._context
         )
-        growth = self.spec.cost.context_ms * self._grown(1) * steps * (steps - 1) / 2.0
-        return (first * steps + growth) * self._slow / 1000.0
+        self._jump = Jump(first_ms, cost.context_ms * self._grown(1), self._slow)
+        end_s = now_s + self._jump.seconds(steps)
+        self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
     def _grown(self, steps: int) -> float:
         """Tokens by which all contexts grow in so many steps."""
@@ -249,23 +259,15 @@ class Replica:
             need += max(0, -(-tokens // size) - job.named - job.private)
         return need
 
-    def _steps_that_fit(self, steps: int) -> int:
-        low, high = 0, steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._blocks_for(middle) <= self.pool.available:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
     def _make_room(self, steps: int) -> None:
         """Preempt the latest requests until the streams have blocks for so many steps."""
         if self.step_count + steps < self._block_at:
             return
         while self.decoding and self._blocks_for(steps) > self.pool.available:
             victim = (
-                self.prefilling[-1] if self.prefilling else max(self.decoding.values(), key=_by_id)
+                self.prefilling[-1]
+                if self.prefilling
+                else max(self.decoding.values(), key=attrgetter("id"))
             )
             self._preempt(victim)
 
@@ -289,33 +291,21 @@ class Replica:
 
     def _shorten(self, now_s: float) -> None:
         """End the jump at the step in which now falls, because something arrived that may start then."""
-        low, high = 1, self._planned
-        gone_s = now_s - self._began_s
-        while low < high:
-            middle = (low + high) // 2
-            if self._decode_s(middle) >= gone_s:
-                high = middle
-            else:
-                low = middle + 1
-        self._planned = low
+        steps = self._planned = self._jump.ending(now_s - self._began_s, self._planned)
         self._version += 1
-        end_s = max(now_s, self._began_s + self._decode_s(low))
+        end_s = max(now_s, self._began_s + self._jump.seconds(steps))
         self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
     def _settle(self, now_s: float) -> None:
         """Fold the whole steps of a jump that have passed; the step under way is started anew."""
-        low, high = 0, self._planned
         gone_s = now_s - self._began_s
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._decode_s(middle) <= gone_s:
-                low = middle
-            else:
-                high = middle - 1
-        self._fold(low)
+        self._fold(self._jump.passed(gone_s, self._planned))
         self.busy_s += gone_s
 
     def _fold(self, steps: int) -> None:
+        if self.decoding and steps > self._told:
+            self._listener.stepped(steps - self._told)
+        self._told = 0
         grown = int(self._grown(steps))
         self.step_count += steps
         self._context += grown
@@ -346,8 +336,10 @@ class Replica:
             return
         self.busy_s += now_s - self._began_s
         self._fold(self._planned)
-        self._end_decodes(now_s)
-        self._end_chunks(now_s)
+        if self._ends and self._ends[0][0] <= self.step_count:
+            self._end_decodes(now_s)
+        if self._chunks:
+            self._end_chunks(now_s)
         self._plan(now_s)
 
     def _end_decodes(self, now_s: float) -> None:
@@ -402,13 +394,6 @@ class Replica:
         self.pool.release(job.hashes[: job.named], job.private)
         job.named = job.private = 0
 
-    def _drop_chunk(self, job: Job) -> None:
-        self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
-
     def _finish(self, now_s: float, job: Job) -> None:
         job.finished_s = now_s
         self._listener.ended(now_s, job)
-
-
-def _by_id(job: Job) -> int:
-    return job.id

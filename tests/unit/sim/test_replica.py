@@ -24,8 +24,11 @@ class Bench:
     def __init__(self, **spec: int) -> None:
         self.kernel = Kernel()
         self.ended: list[Job] = []
+        self.stepped: list[int] = []
         listener = Listener(
-            first_token=lambda _, job: None, ended=lambda _, job: self.ended.append(job)
+            first_token=lambda _, job: None,
+            ended=lambda _, job: self.ended.append(job),
+            stepped=self.stepped.append,
         )
         sizes = {"kv_tokens": 16_000, "budget_tokens": 256, "streams_max": 8, **spec}
         self.replica = Replica(ReplicaSpec(cost=COST, **sizes), self.kernel, listener)
@@ -145,3 +148,17 @@ def test_accepted_drafts_shorten_an_answer_and_cost_their_verification() -> None
     assert drafted.first_token_s is not None
     ratio = (drafted.finished_s - drafted.first_token_s) / (plain.finished_s - plain.first_token_s)
     assert ratio == pytest.approx(0.5, abs=0.01)
+
+
+def test_every_step_of_the_streams_is_told_once() -> None:
+    """Who asks in the middle of a jump is told of what has passed, and of the rest when it ends."""
+    bench = Bench()
+    one = bench.send(0.0, job(1, 100, 50))
+    bench.kernel.at(0.1, lambda now_s, _: bench.replica.tell_steps(now_s))
+    bench.kernel.at(0.1, lambda now_s, _: bench.replica.tell_steps(now_s))
+    bench.kernel.run()
+    assert one.first_token_s is not None
+    context, end_s, passed = 101, one.first_token_s, 0
+    while (end_s := end_s + (10.5 + 0.001 * context) / 1000.0) <= 0.1:
+        context, passed = context + 1, passed + 1
+    assert bench.stepped == [passed, 49 - passed]
