@@ -105,6 +105,8 @@ def workload_of(
                 "nothing arrives: give --trace, workload.trace or [workload.synthetic] - at `$.workload`"
             )
         values = {name: getattr(made, name) for name in made.__struct_fields__}
+        times = scenario.fleet.replicas if shape.per_replica else 1
+        values.update(rate_per_s=made.rate_per_s * times, groups=made.groups * times)
         trace = sessions(
             Sessions(**values, duration_s=shape.duration_s),
             streams.stream("sessions"),

@@ -133,7 +133,7 @@ class WorkloadSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 1.0
     per_replica: bool = False
-    """True: `copies` is for each replica, so that the load of a replica stays when the fleet grows."""
+    """True: `copies`, or rate and groups of `synthetic`, are for each replica: its load stays when the fleet grows."""
     diurnal_low: Annotated[
         float, Meta(gt=0, le=1, description="Least rate over the mean in a day's shape.")
     ] = 1.0
