@@ -24,6 +24,7 @@ class FleetColumns:
 
     __slots__ = (
         "_memo",
+        "_none",
         "_orders",
         "_zeros",
         "decode",
@@ -49,7 +50,8 @@ class FleetColumns:
         self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp] | None]] = []
         self._memo: list[tuple[object, Floats]] = []
         self._zeros = np.zeros(count)
-        self._zeros.flags.writeable = False
+        self._none = np.zeros(count, dtype=np.bool_)
+        self._zeros.flags.writeable = self._none.flags.writeable = False
         self.ready = np.zeros(count, dtype=np.bool_)
         self.slots = np.ones(count)
         self.running = np.zeros(count)
@@ -63,13 +65,19 @@ class FleetColumns:
         """A zero for each replica, the same array at each call, which must not change."""
         return self._zeros
 
+    @property
+    def none(self) -> Flags:
+        """A flag for each replica, none of them set: the same array at each call, which must not change."""
+        return self._none
+
     def copy(self) -> "FleetColumns":
         """Return columns that later changes do not reach."""
         made = object.__new__(FleetColumns)
         made.ids, made.places, made._orders = self.ids, self.places, self._orders
-        made._memo, made._zeros = self._memo, self._zeros
-        for name in ("ready", "slots", "running", "waiting", "prefill", "decode", "kv"):
-            setattr(made, name, getattr(self, name).copy())
+        made._memo, made._zeros, made._none = self._memo, self._zeros, self._none
+        made.ready, made.slots, made.kv = self.ready.copy(), self.slots.copy(), self.kv.copy()
+        made.running, made.waiting = self.running.copy(), self.waiting.copy()
+        made.prefill, made.decode = self.prefill.copy(), self.decode.copy()
         return made
 
     def place(self, replica: str) -> int | None:
@@ -129,14 +137,25 @@ class FleetColumns:
 class HeldColumns:
     """How many tokens of a prompt each replica is believed to hold and would overwrite; those left out hold none."""
 
-    __slots__ = ("_places", "best", "displaced", "tokens")
+    __slots__ = ("_places", "best", "displaced", "displaces", "tokens")
 
-    def __init__(self, places: Mapping[str, int], tokens: Floats, displaced: Floats) -> None:
-        """Take where each replica stands in the arrays."""
+    def __init__(
+        self,
+        places: Mapping[str, int],
+        tokens: Floats,
+        displaced: Floats,
+        *,
+        best: int | None = None,
+        displaces: bool | None = None,
+    ) -> None:
+        """Take where each replica stands in the arrays; `best` (most held) and `displaces` (any is) where known."""
         self._places = places
         self.tokens = tokens
         self.displaced = displaced
-        self.best = int(tokens.max()) if tokens.size else 0
+        if best is None:
+            best = int(tokens.max()) if tokens.size else 0
+        self.best = best
+        self.displaces = bool(displaced.any()) if displaces is None else displaces
 
     def by(self, replica: str) -> int:
         """Return the tokens a replica is believed to hold."""
@@ -172,4 +191,4 @@ def places_of(bits: int) -> NDArray[np.intp]:
     if bits & (bits - 1) == 0:
         return np.array([bits.bit_length() - 1] if bits else [], dtype=np.intp)
     octets = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
+    return np.unpackbits(octets, bitorder="little").nonzero()[0]

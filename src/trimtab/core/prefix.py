@@ -150,11 +150,19 @@ class PrefixIndex:
             reuse, over = cache.preview(blocks)
             tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
             displaced[number] = self._scaled(over, prompt_tokens, prompt_bytes)
+        best = 0
         for replicas, depth in self._paged.lengths(blocks):
-            tokens[places_of(replicas)] = self._tokens(depth, prompt_tokens, prompt_bytes)
+            # Replicas come in order of length, so the last are the best.
+            best = self._tokens(depth, prompt_tokens, prompt_bytes)
+            if replicas & (replicas - 1):
+                tokens[places_of(replicas)] = best
+            else:
+                tokens[replicas.bit_length() - 1] = best
         for number in self._distrusted:
             tokens[number] = 0.0
-        return HeldColumns(self._numbers, tokens, displaced)
+        if self._slots or self._distrusted:
+            return HeldColumns(self._numbers, tokens, displaced)
+        return HeldColumns(self._numbers, tokens, displaced, best=best, displaces=False)
 
     def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
         """Return the same for each replica of which anything is known, in order of id."""

@@ -156,7 +156,7 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
             "prefill": prefill,
             "decode": max(0.0, request.output_tokens_expected) * step,
             "displaced": REUSE_PROBABILITY * (cost.prefill_ms_per_token * sweep.displaced)
-            if sweep.displaced.any()
+            if request.holdings.displaces
             else sweep.zeros,
             "preferred": np.where(sweep.preferred, -self.preferred_bonus_ms, 0.0)
             if request.preferred
@@ -167,13 +167,12 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         self, sweep: "_Sweep", held: Floats, over: Flags, winner: int | None
     ) -> RouteReason:
         able = sweep.able
-        most = 0.0 if held is sweep.zeros else float(held[able].max())
+        most = 0.0 if held is sweep.zeros else float(np.where(able, held, 0.0).max())
         if most == 0.0:
             return RouteReason.LEAST_LOADED_NO_PREFIX
-        longest = able & (held == most)
-        if winner is not None and longest[winner]:
+        if winner is not None and held[winner] == most:
             return RouteReason.LONGEST_PREFIX_WITHIN_BOUND
-        if over[longest].all():
+        if over[able & (held == most)].all():
             return RouteReason.PREFIX_OVER_BOUND_NEXT_BEST
         return RouteReason.SHORTER_TIME_BEATS_PREFIX
 
@@ -191,7 +190,7 @@ class _Sweep:
             self.able = columns.ready & columns.mask(request.allowed)
         self.eligible = int(np.count_nonzero(self.able))
         self.zeros = columns.zeros
-        self.preferred = columns.mask(request.preferred)
+        self.preferred = columns.mask(request.preferred) if request.preferred else columns.none
         self.loads: Floats = columns.prefill + columns.decode
         self.over: Flags | None = None
 
@@ -206,7 +205,7 @@ class _Sweep:
         if math.isinf(least):
             return None
         # Sums of equal terms may differ in their last digits.
-        ties = np.flatnonzero(able <= least + EQUAL_MS)
+        ties = (able <= least + EQUAL_MS).nonzero()[0]
         if ties.size > 1 and self.request.preferred and self.preferred[ties].any():
             ties = ties[self.preferred[ties]]
         if ties.size > 1:
@@ -259,7 +258,10 @@ class _Sweep:
             able = np.where(self.able, scores, np.inf)
             kept.update(np.argpartition(able, half)[:half].tolist())
         if self.held is not self.zeros:
-            kept.update(np.argpartition(-self.held, half)[:half].tolist())
+            holders = self.held.nonzero()[0]
+            if holders.size > half:
+                holders = holders[np.argpartition(-self.held[holders], half)[:half]]
+            kept.update(holders.tolist())
         return sorted(kept)
 
     def _candidates(
