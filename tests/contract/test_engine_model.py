@@ -79,7 +79,6 @@ def test_model_scaled_to_the_other_machine_says_its_error(
     overall = [error for error in errors if error.regime is None]
     for error in overall:
         record_property(f"{fitted_on} to {told_of}: {_words(error)}", round(error.error, 3))
-        print(f"{fitted_on} to {told_of}: {_words(error)} {error.error:+.1%}")
     assert [_words(error) for error in overall if not -0.5 < error.error < 1.0] == []
 
 
@@ -94,8 +93,10 @@ def _machine(name: str) -> Accelerator:
 
 def _scaled(cost: StepCost, old: Accelerator, new: Accelerator) -> StepCost:
     """What is read goes with the bandwidth, what is multiplied with the arithmetic; the host's part stays."""
-    assert old.memory_bytes_per_s and new.memory_bytes_per_s
-    assert old.flops_16bit and new.flops_16bit
+    assert old.memory_bytes_per_s is not None
+    assert new.memory_bytes_per_s is not None
+    assert old.flops_16bit is not None
+    assert new.flops_16bit is not None
     reads = old.memory_bytes_per_s / new.memory_bytes_per_s
     sums = old.flops_16bit / new.flops_16bit
     return msgspec.structs.replace(

@@ -125,6 +125,5 @@ def _replica(name: str, running: int) -> ReplicaView:
         state=ReplicaState.READY,
         slots=8,
         running=running,
-        prefill_tokens_outstanding=0,
-        decode_tokens_outstanding=40 * running,
+        decode_tokens_outstanding=200 * running,
     )

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from trimtab import __version__
 from trimtab.core.config import Config
-from trimtab.core.cost import CostModel
+from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.decision import FleetView, RoutingPolicy
 from trimtab.core.events import RunEnded, RunStarted
 from trimtab.core.ports import Clock, LaunchError
@@ -44,16 +44,6 @@ RECORDS_MAX = 20_000
 VIEWS_MAX = 3_600
 VIEW_EVERY_S = 0.5
 DRAIN_S = 20.0
-
-START_COST = CostModel(
-    prefill_base_ms=0.0,
-    prefill_ms_per_token=1.0,
-    step_base_ms=2.0,
-    step_ms_per_stream=0.5,
-    prefill_samples=0,
-    step_samples=0,
-    source="not calibrated: only the proportions matter until it is",
-)
 
 
 class System:

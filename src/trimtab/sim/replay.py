@@ -5,6 +5,9 @@ traffic. What follows from a different choice (other caches, other queues) is no
 fleet as it was recorded. So the answer is about decisions, and the cost is the prediction of one cost model for both
 choices, not a measured time. To see what follows, simulate.
 
+The recorded policy is made anew with the settings of the run that recorded it, the other one with those given. Before
+a run has calibrated, both have the costs that a gateway starts with.
+
 A decision of a fleet too large for the ledger to keep whole, and one recorded before requests were kept, cannot be made
 again; they are counted.
 """
@@ -14,11 +17,16 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.cost import CostModel
+from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.decision import RoutingPolicy
-from trimtab.core.events import AnyEvent, Calibrated, RequestServed
+from trimtab.core.events import AnyEvent, Calibrated, RequestServed, RunStarted
 from trimtab.core.types import ErrorClass
-from trimtab.policies.routing import PrefixAffine, build_policies
+from trimtab.policies.routing import (
+    LOAD_BOUND,
+    MIN_MATCH_TOKENS,
+    PrefixAffine,
+    build_policies,
+)
 from trimtab.sim.scenario import ScenarioError
 
 DIFFERENCES_MAX: Final = 1_000
@@ -84,18 +92,25 @@ def replay(
     Raises `ScenarioError` for a policy that is not known.
     """
     tally = _Tally()
-    cost = _UNKNOWN
+    cost, then = START_COST, (LOAD_BOUND, MIN_MATCH_TOKENS)
     policies = _policies(cost, load_bound, min_match_tokens, public)
+    recorded = _policies(cost, *then, public)
     if policy not in policies:
         raise ScenarioError(
             f"no policy {policy!r} is known; known are: {', '.join(sorted(policies))}"
         )
     for event in events:
+        if isinstance(event, RequestServed):
+            _again(event, policies[policy], policies, recorded, tally)
+            continue
         if isinstance(event, Calibrated) and event.cost is not None:
             cost = event.cost
-            policies = _policies(cost, load_bound, min_match_tokens, public)
-        elif isinstance(event, RequestServed):
-            _again(event, policy, policies, tally)
+        elif isinstance(event, RunStarted):
+            cost, then = START_COST, _bounds(event)
+        else:
+            continue
+        policies = _policies(cost, load_bound, min_match_tokens, public)
+        recorded = _policies(cost, *then, public)
     extra = sum(tally.extra) / len(tally.extra) if tally.extra else None
     return Replayed(
         policy=policy,
@@ -112,17 +127,6 @@ def replay(
     )
 
 
-_UNKNOWN: Final = CostModel(
-    prefill_base_ms=0.0,
-    prefill_ms_per_token=1.0,
-    step_base_ms=1.0,
-    step_ms_per_stream=0.0,
-    prefill_samples=0,
-    step_samples=0,
-    source="not calibrated",
-)
-
-
 def _policies(
     cost: CostModel, load_bound: float, min_match_tokens: int, public: Mapping[str, RoutingPolicy]
 ) -> dict[str, RoutingPolicy]:
@@ -130,8 +134,19 @@ def _policies(
     return {**own, **public}
 
 
+def _bounds(run: RunStarted) -> tuple[float, int]:
+    """Return the load bound and the shortest match that a run routed with; defaults where it does not say."""
+    bound = run.settings.get("routing.load_bound", LOAD_BOUND)
+    match = run.settings.get("routing.min_match_tokens", MIN_MATCH_TOKENS)
+    return float(bound), int(match)
+
+
 def _again(
-    event: RequestServed, policy: str, policies: Mapping[str, RoutingPolicy], tally: _Tally
+    event: RequestServed,
+    policy: RoutingPolicy,
+    policies: Mapping[str, RoutingPolicy],
+    recorded: Mapping[str, RoutingPolicy],
+    tally: _Tally,
 ) -> None:
     tally.requests += 1
     decision, view, asked = event.decision, event.view, event.asked
@@ -140,12 +155,12 @@ def _again(
         return
     draw = event.draw or 0.0
     tally.by_policy[decision.policy] = tally.by_policy.get(decision.policy, 0) + 1
-    if decision.policy in policies:
-        if policies[decision.policy].decide(view, asked, draw).replica == decision.replica:
+    if decision.policy in recorded:
+        if recorded[decision.policy].decide(view, asked, draw).replica == decision.replica:
             tally.faithful += 1
         else:
             tally.unfaithful += 1
-    other = policies[policy].decide(view, asked, draw)
+    other = policy.decide(view, asked, draw)
     if other.replica == decision.replica:
         tally.same += 1
         return

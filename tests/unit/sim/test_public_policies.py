@@ -96,9 +96,9 @@ def test_cache_tree_takes_the_less_busy_of_equal_matches() -> None:
 @pytest.mark.parametrize(
     ("weight", "expected"),
     [
-        # a: (1000 - 600 + 200) + 200 + 400 = 1200; b: 1000 + 100 = 1100
+        # Of a 400 + 200 to prefill and 600 in use make 1,200; of b 1,000 and 100 make 1,100.
         (1.0, "b"),
-        # a: 2 x 600 + 600 = 1800; b: 2 x 1000 + 100 = 2100
+        # Of a twice 600 and 600 make 1,800; of b twice 1,000 and 100 make 2,100.
         (2.0, "a"),
     ],
 )

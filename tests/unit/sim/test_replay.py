@@ -5,7 +5,7 @@ import pytest
 from events_kit import request
 from sim_kit import COST, LOAD_BOUND, MIN_MATCH_TOKENS, recorded_day
 
-from trimtab.core.events import AnyEvent, RequestServed
+from trimtab.core.events import AnyEvent, RequestServed, RunStarted
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.replay import DIFFERENCES_MAX, Replayed, replay
 from trimtab.sim.scenario import ScenarioError
@@ -133,6 +133,21 @@ def test_costs_are_those_calibrated_last_before_a_decision() -> None:
     assert cheap.extra_ms_mean is not None
     assert dearer.extra_ms_mean is not None
     assert dearer.extra_ms_mean > 5.0 * cheap.extra_ms_mean
+
+
+def test_recorded_policy_is_made_anew_with_the_settings_of_its_run() -> None:
+    """What is replayed has the bound that is asked for; what is checked has the one that was recorded."""
+    day = recorded_day(24)
+    started = RunStarted(
+        run_id="a", command="tune", version="1", settings={"routing.load_bound": LOAD_BOUND}
+    )
+    found = replayed([started, *day], "prefix_affine", load_bound=1.0)
+    assert (found.faithful, found.refaithful) == (24, 24)
+    assert found.different > 0
+    other = msgspec.structs.replace(started, settings={"routing.load_bound": 1.0})
+    turned = replayed([other, *day], "prefix_affine")
+    assert turned.faithful == 24 - found.different
+    assert turned.different == 0
 
 
 def test_unknown_policy_is_refused_with_those_that_are_known() -> None:
