@@ -18,14 +18,14 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ErrorClass, ReplicaState, Role
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger_memory import MemoryLedger
-from trimtab.runtime.loadstate import LoadState
 from trimtab.runtime.model import baseline_revision
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import Secret
 
 pytestmark = pytest.mark.engine_llamacpp

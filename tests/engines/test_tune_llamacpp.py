@@ -16,6 +16,7 @@ from cli_kit import Background, chat, command, processes, until
 from events_kit import lever_record
 
 from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig, LedgerConfig
+from trimtab.core.cost import START_COST
 from trimtab.core.events import Frozen, RequestServed, RunEnded
 from trimtab.core.lever import RampPlan
 from trimtab.core.ports import Clock
@@ -32,7 +33,7 @@ from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.result import TuneResult
 from trimtab.runtime.serve import standing_of
 from trimtab.runtime.situation import Standing
-from trimtab.runtime.supervisor import START_COST, System
+from trimtab.runtime.supervisor import System
 from trimtab.runtime.tune_plan import TunePlan
 from trimtab.runtime.tune_run import run_tune
 from trimtab.runtime.tune_view import SilentView

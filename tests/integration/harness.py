@@ -18,10 +18,10 @@ from trimtab.core.prefix import BlockHasher, PrefixIndex
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ReplicaState, Role
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.gateway import Gateway
-from trimtab.runtime.loadstate import LoadState
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import Secret
 
 CHAT = "/v1/chat/completions"

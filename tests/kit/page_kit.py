@@ -34,12 +34,12 @@ from trimtab.core.types import (
 )
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.interfaces.web.routes import page_routes
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.ledger import SqliteLedger
-from trimtab.runtime.loadstate import LoadState
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.supervisor import System
 

@@ -15,10 +15,10 @@ from trimtab.core.record import RequestRecord, Tokens
 from trimtab.core.traffic import CandidatePlan, TrafficPlan, expose
 from trimtab.core.types import Arm, RolloutState
 from trimtab.levers.prefix_caching import PrefixAffineRouting
+from trimtab.policies.places import Places
 from trimtab.rollout.answer import ArmExtras
 from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
-from trimtab.runtime.places import Places
 
 DATA = Path(__file__).parents[1] / "data" / "aa_records.json"
 STRETCH_S = 30.0

@@ -9,6 +9,7 @@ compute where the part that grows with the batch does. Routing, diagnosis and si
 
 import itertools
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -105,3 +106,15 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if intercept >= 0.0:
         return intercept, slope
     return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+
+
+START_COST: Final = CostModel(
+    prefill_base_ms=0.0,
+    prefill_ms_per_token=1.0,
+    step_base_ms=2.0,
+    step_ms_per_stream=0.5,
+    prefill_samples=0,
+    step_samples=0,
+    source="not calibrated: only the proportions matter until it is",
+)
+"""What is routed with before anything was measured."""

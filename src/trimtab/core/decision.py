@@ -1,10 +1,15 @@
 """Routing decisions as values: what was seen, every candidate with its terms, what was chosen and why."""
 
+from collections.abc import Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
+import numpy as np
+import xxhash
 
+from trimtab.core.columns import FleetColumns, HeldColumns
 from trimtab.core.types import Arm, Constraint, ReplicaState, Role
 
 
@@ -36,16 +41,57 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
         return self.running + self.waiting
 
 
-class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fleet at one moment. `sequence` counts decisions, so that round robin is a pure function."""
 
     at_s: float
     replicas: tuple[ReplicaView, ...]
     sequence: int = 0
 
+    @property
+    def columns(self) -> FleetColumns:
+        """The same replicas as columns, in order of id."""
+        found = self.__dict__.get("_columns")
+        if found is None:
+            ordered = sorted(self.replicas, key=attrgetter("id"))
+            found = columns_for(tuple(one.id for one in ordered))
+            for at, one in enumerate(ordered):
+                set_column(found, at, one)
+            self.__dict__["_columns"] = found
+        assert isinstance(found, FleetColumns)
+        return found
+
     def replica(self, replica_id: str) -> ReplicaView | None:
         """Return one replica by id, None if it is not there."""
+        at = self.columns.place(replica_id)
+        if at is not None and at < len(self.replicas) and self.replicas[at].id == replica_id:
+            return self.replicas[at]
         return next((replica for replica in self.replicas if replica.id == replica_id), None)
+
+
+def columns_for(ids: tuple[str, ...]) -> FleetColumns:
+    """Return empty columns for replicas, whose ids are in order."""
+    hashes = [xxhash.xxh3_64_intdigest(id_.encode()) for id_ in ids]
+    places = {id_: at for at, id_ in enumerate(ids)}
+    return FleetColumns(ids, places, np.array(hashes, dtype=np.uint64))
+
+
+def set_column(columns: FleetColumns, at: int, replica: ReplicaView) -> None:
+    """Write one replica into columns."""
+    share = replica.kv_used_share
+    columns.ready[at] = replica.state is ReplicaState.READY
+    columns.slots[at] = replica.slots
+    columns.running[at] = replica.running
+    columns.waiting[at] = replica.waiting
+    columns.prefill[at] = replica.prefill_tokens_outstanding
+    columns.decode[at] = replica.decode_tokens_outstanding
+    columns.kv[at] = np.nan if share is None else share
+
+
+def with_columns(view: FleetView, columns: FleetColumns) -> FleetView:
+    """Hand a view the columns that say what it says; they must not change any more."""
+    view.__dict__["_columns"] = columns
+    return view
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +105,19 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     displaced: int = 0
 
 
-class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What routing knows of a request. `allowed`: replica ids its arm may use; None is all of them."""
+def held_columns(held: Sequence[Held]) -> HeldColumns:
+    """Return what replicas hold as columns."""
+    places = {one.replica: at for at, one in enumerate(held)}
+    tokens = np.array([one.tokens for one in held], dtype=np.float64)
+    return HeldColumns(places, tokens, np.array([one.displaced for one in held], dtype=np.float64))
+
+
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What routing knows of a request. `allowed`: replica ids its arm may use; None is all of them.
+
+    `held`: what replicas hold of it, those that hold nothing may be left out. Of a large fleet it is empty and the
+    prefix index's columns stand for it (`with_holdings`): such a request cannot be decided again from the ledger.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -76,13 +133,36 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     arm: Arm = Arm.BASELINE
     lever: str | None = None
 
+    @property
+    def holdings(self) -> HeldColumns:
+        """What replicas hold of it, as columns."""
+        found = self.__dict__.get("_holdings")
+        if found is None:
+            found = self.__dict__["_holdings"] = held_columns(self.held)
+        assert isinstance(found, HeldColumns)
+        return found
+
+    @property
+    def explained(self) -> bool:
+        """Whether anybody keeps the decision; if not, candidates may be left out and counted as omitted."""
+        return bool(self.__dict__.get("_explained", True))
+
     def held_by(self, replica_id: str) -> int:
         """Return the tokens one replica is believed to hold, 0 if none."""
-        return next((held.tokens for held in self.held if held.replica == replica_id), 0)
+        return self.holdings.by(replica_id)
 
     def displaced_on(self, replica_id: str) -> int:
         """Return the tokens of other prompts that one replica would overwrite, 0 if none."""
-        return next((held.displaced for held in self.held if held.replica == replica_id), 0)
+        return self.holdings.displaced_by(replica_id)
+
+
+def with_holdings(
+    request: RouteRequest, holdings: HeldColumns, *, explained: bool = True
+) -> RouteRequest:
+    """Hand a request the columns that say what replicas hold of it, and say whether its decision is to be explained."""
+    request.__dict__["_holdings"] = holdings
+    request.__dict__["_explained"] = explained
+    return request
 
 
 class RouteReason(StrEnum):
@@ -96,6 +176,7 @@ class RouteReason(StrEnum):
     LEAST_LOADED_NO_PREFIX = "least_loaded_no_prefix"
     LEAST_LOADED = "least_loaded"
     NONE_READY = "none_ready"
+    OTHER_POLICY = "other_policy"
 
 
 class Exclusion(StrEnum):
@@ -118,7 +199,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of routing one request; deciding changed nothing."""
+    """The outcome of routing one request; deciding changed nothing.
+
+    `candidates`: every replica, or of a large fleet those that matter most; `omitted`: how many are left out.
+    """
 
     request_id: str
     at_s: float
@@ -126,6 +210,7 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     replica: str | None
     reason: RouteReason
     candidates: tuple[Candidate, ...]
+    omitted: int = 0
     predicted_cached_tokens: int
     held_best_tokens: int
     sequence: int

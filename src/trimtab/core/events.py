@@ -9,7 +9,7 @@ import msgspec
 
 from trimtab.core.budgets import Budgets
 from trimtab.core.cost import CostModel, SpeculationTable
-from trimtab.core.decision import FleetView, RoutingDecision
+from trimtab.core.decision import FleetView, RouteRequest, RoutingDecision
 from trimtab.core.evidence import Readings
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
@@ -101,11 +101,16 @@ class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
 
 
 class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
-    """One request with the decision that routed it and the fleet as that decision saw it."""
+    """One request with the decision that routed it, what was asked, and the fleet as that decision saw it.
+
+    `draw`: the number in [0, 1) that the policy got. With `asked`, `draw` and `view` it can be decided again.
+    """
 
     record: RequestRecord
     decision: RoutingDecision | None
     view: FleetView | None
+    asked: RouteRequest | None = None
+    draw: float | None = None
 
 
 class Measured(Event, frozen=True, kw_only=True, tag="measured"):

@@ -18,13 +18,17 @@ Source of the slot rule: `get_available_slot` of llama.cpp's server.
 """
 
 import hashlib
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 import xxhash
 
+from trimtab.core.columns import Floats, HeldColumns, places_of
 from trimtab.core.decision import Held
+from trimtab.core.prefix_paged import PagedCache, PagedCaches
+from trimtab.core.prefix_slots import SlotCache
 
 SLOT_SIMILARITY = 0.5
 """A slot is taken over for its prefix only if that covers more of the new prompt: the value replicas are started with.
@@ -80,7 +84,10 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixIndex:
-    """A bounded model of what every replica holds. One owner; lookups change nothing."""
+    """A bounded model of what every replica holds. One owner; lookups change nothing.
+
+    Memory: a block costs about 250 bytes for each replica that holds it, and more with more replicas (a bit for each).
+    """
 
     def __init__(self, blocks_max: int, block_bytes: int) -> None:
         """Take the most blocks over all replicas and the bytes per block; raises ValueError below 1."""
@@ -90,8 +97,16 @@ class PrefixIndex:
             )
         self._blocks_max = blocks_max
         self._block_bytes = block_bytes
-        self._caches: dict[str, _SlotCache | _PagedCache] = {}
+        self._numbers: dict[str, int] = {}
+        self._names: list[str] = []
+        self._slots: dict[int, SlotCache] = {}
+        self._paged = PagedCaches()
+        self._known: set[int] = set()
         self._trust: dict[str, Trust] = {}
+        self._distrusted: set[int] = set()
+        self._zeros: Floats = np.zeros(0)
+        self._size = 0
+        self._oldest: list[tuple[int, str, int]] = []
         self._ticks = 0
         self._evictions = 0
         self._last_record_at_s: float | None = None
@@ -104,58 +119,103 @@ class PrefixIndex:
         """
         if slots < 1:
             raise ValueError(f"replica {replica}: slots must be at least 1, got {slots}")
-        cache = self._caches.get(replica)
-        if isinstance(cache, _SlotCache) and cache.settings == (slots, similarity):
+        number = self._number(replica)
+        cache = self._slots.get(number)
+        if cache is not None and cache.settings == (slots, similarity):
             return
-        self._caches[replica] = _SlotCache(slots, similarity)
+        self._drop(number)
+        self._slots[number] = SlotCache(slots, similarity)
+        self._known.add(number)
+
+    def meet(self, replicas: Iterable[str]) -> None:
+        """Number replicas in this order unless they have a number; lookups in a fleet of this order are quicker."""
+        for replica in replicas:
+            self._number(replica)
+
+    def set_blocks(self, replica: str, blocks_max: int) -> None:
+        """Say how many blocks a replica with paged KV holds at most; raises ValueError below 1."""
+        if blocks_max < 1:
+            raise ValueError(f"replica {replica}: blocks_max must be at least 1, got {blocks_max}")
+        self._paged.cache(self._number(replica)).blocks_max = blocks_max
+
+    def held_columns(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> HeldColumns:
+        """Return what each replica would reuse if the prompt were sent to it now, as columns.
+
+        A distrusted replica holds 0. `displaced` counts the tokens of other prompts that the engine would overwrite.
+        Costs a step for each block that several replicas hold, and a bisection per slot.
+        """
+        tokens = np.zeros(len(self._names))
+        displaced = np.zeros(len(self._names)) if self._slots else self._none_displaced()
+        for number, cache in self._slots.items():
+            reuse, over = cache.preview(blocks)
+            tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
+            displaced[number] = self._scaled(over, prompt_tokens, prompt_bytes)
+        best = 0
+        for replicas, depth in self._paged.lengths(blocks):
+            # Replicas come in order of length, so the last are the best.
+            best = self._tokens(depth, prompt_tokens, prompt_bytes)
+            if replicas & (replicas - 1):
+                tokens[places_of(replicas)] = best
+            else:
+                tokens[replicas.bit_length() - 1] = best
+        for number in self._distrusted:
+            tokens[number] = 0.0
+        if self._slots or self._distrusted:
+            return HeldColumns(self._numbers, tokens, displaced)
+        return HeldColumns(self._numbers, tokens, displaced, best=best, displaces=False)
 
     def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
-        """Return what each replica would reuse if the prompt were sent to it now, by replica id.
-
-        A distrusted replica holds 0. `displaced` counts the tokens of other prompts that the engine
-        would overwrite. Costs a bisection per slot or per paged replica.
-        """
-        found = []
-        for replica in sorted(self._caches):
-            reuse, displaced = self._caches[replica].preview(blocks)
-            credible = reuse if self.trust(replica).trusted else 0
-            found.append(
-                Held(
-                    replica=replica,
-                    tokens=self._tokens(credible, prompt_tokens, prompt_bytes),
-                    displaced=self._scaled(displaced, prompt_tokens, prompt_bytes),
-                )
-            )
-        return tuple(found)
+        """Return the same for each replica of which anything is known, in order of id."""
+        columns = self.held_columns(blocks, prompt_tokens, prompt_bytes)
+        return tuple(
+            Held(replica=name, tokens=columns.by(name), displaced=columns.displaced_by(name))
+            for name in sorted(self._names[number] for number in self._known)
+        )
 
     def believed(self, replica: str, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> int:
         """Return what one replica would reuse whatever the trust in it: what `correct` is to be told."""
-        cache = self._caches.get(replica)
-        reuse = cache.preview(blocks)[0] if cache is not None else 0
+        number = self._numbers.get(replica)
+        reuse = 0 if number is None else self._cache(number).preview(blocks)[0]
         return self._tokens(reuse, prompt_tokens, prompt_bytes)
 
     def record(self, replica: str, blocks: Blocks, at_s: float) -> None:
         """Note that a prompt was dispatched to a replica; in a slot it is busy until `finished`."""
         self._last_record_at_s = at_s
-        cache = self._caches.setdefault(replica, _PagedCache())
+        number = self._number(replica)
+        self._known.add(number)
+        cache = self._cache(number)
         self._ticks += 1
+        before = cache.size
         # A longer prompt than the whole index may hold is known by its head.
         cache.admit(blocks[: self._blocks_max], _key(blocks), self._ticks)
-        self._evict()
+        self._grew(number, before, cache.size)
 
     def finished(self, replica: str, blocks: Blocks) -> None:
         """Note that a dispatched prompt ended, well or not; the slot may be taken over from now on."""
-        cache = self._caches.get(replica)
-        if cache is not None:
+        number = self._numbers.get(replica)
+        if number is not None:
+            cache = self._cache(number)
             self._ticks += 1
+            before = cache.size
             cache.release(blocks, _key(blocks), self._ticks)
+            self._grew(number, before, cache.size)
 
     def forget(self, replica: str) -> None:
         """Drop all that is known of a replica: it restarted empty, or is gone."""
-        cache = self._caches.pop(replica, None)
+        number = self._numbers.get(replica)
+        if number is None:
+            return
+        slots = self._slots.get(number)
+        blocks_max = None if slots is not None else self._paged.cache(number).blocks_max
+        self._drop(number)
+        self._known.discard(number)
         self._trust.pop(replica, None)
-        if isinstance(cache, _SlotCache):
-            self._caches[replica] = _SlotCache(*cache.settings)
+        self._distrusted.discard(number)
+        if slots is not None:
+            self._slots[number] = SlotCache(*slots.settings)
+            self._known.add(number)
+        elif blocks_max is not None:
+            self._paged.cache(number).blocks_max = blocks_max
 
     def correct(
         self, replica: str, blocks: Blocks, promised_tokens: int, delivered_tokens: int
@@ -173,6 +233,8 @@ class PrefixIndex:
         samples = old.samples + 1
         trusted = share >= TRUST_FLOOR or (old.trusted and samples < TRUST_SAMPLES_MIN)
         self._trust[replica] = Trust(share=share, samples=samples, trusted=trusted)
+        number = self._number(replica)
+        (self._distrusted.discard if trusted else self._distrusted.add)(number)
 
     def trust(self, replica: str) -> Trust:
         """Return the trust in a replica's cache; full before the first promise."""
@@ -181,9 +243,9 @@ class PrefixIndex:
     def stats(self) -> PrefixStats:
         """Return how full the index is."""
         return PrefixStats(
-            blocks=sum(cache.size for cache in self._caches.values()),
+            blocks=self._size,
             blocks_max=self._blocks_max,
-            replicas=len(self._caches),
+            replicas=len(self._known),
             evictions=self._evictions,
             last_record_at_s=self._last_record_at_s,
         )
@@ -195,179 +257,57 @@ class PrefixIndex:
     def _scaled(self, blocks: int, prompt_tokens: int, prompt_bytes: int) -> int:
         return blocks * self._block_bytes * prompt_tokens // max(1, prompt_bytes)
 
+    def _none_displaced(self) -> Floats:
+        """Return zeros that all lookups share."""
+        if self._zeros.size != len(self._names):
+            self._zeros = np.zeros(len(self._names))
+            self._zeros.flags.writeable = False
+        return self._zeros
+
+    def _number(self, replica: str) -> int:
+        number = self._numbers.get(replica)
+        if number is None:
+            number = self._numbers[replica] = len(self._names)
+            self._names.append(replica)
+        return number
+
+    def _cache(self, number: int) -> SlotCache | PagedCache:
+        slots = self._slots.get(number)
+        return slots if slots is not None else self._paged.cache(number)
+
+    def _drop(self, number: int) -> None:
+        self._size -= self._cache(number).size
+        self._slots.pop(number, None)
+        self._paged.drop(number)
+
+    def _grew(self, number: int, before: int, after: int) -> None:
+        self._size += after - before
+        if after and not before:
+            self._push(number)
+        self._evict()
+
+    def _push(self, number: int) -> None:
+        oldest = self._cache(number).oldest()
+        heapq.heappush(self._oldest, (oldest, self._names[number], number))
+
     def _evict(self) -> None:
-        excess = sum(cache.size for cache in self._caches.values()) - self._blocks_max
-        while excess > 0:
-            _, replica = min(
-                (cache.oldest(), replica) for replica, cache in self._caches.items() if cache.size
-            )
-            dropped = self._caches[replica].drop_tail(excess)
+        """Drop what was used longest ago, over all replicas, down to the bound.
+
+        The heap has an entry for each replica that holds anything; it may be older than the truth and is then put
+        right, so the top is right once it agrees with its replica.
+        """
+        while self._size > self._blocks_max:
+            oldest, _, number = self._oldest[0]
+            cache = self._cache(number)
+            if not cache.size or cache.oldest() != oldest:
+                heapq.heappop(self._oldest)
+                if cache.size:
+                    self._push(number)
+                continue
+            dropped = cache.drop_tail(self._size - self._blocks_max)
+            self._size -= dropped
             self._evictions += dropped
-            excess -= dropped
-
-
-class _Chain:
-    """One prompt in or before a slot. `key` names the whole prompt even when its tail was dropped."""
-
-    __slots__ = ("blocks", "busy", "key", "tick")
-
-    def __init__(self, blocks: Blocks = (), key: int | None = None, tick: int = 0) -> None:
-        self.blocks = blocks
-        self.key = key
-        self.tick = tick
-        self.busy = key is not None
-
-
-class _SlotCache:
-    """The slots of one llama.cpp replica and the prompts that wait for one."""
-
-    def __init__(self, slots: int, similarity: float) -> None:
-        self.settings = (slots, similarity)
-        self.slots = [_Chain() for _ in range(slots)]
-        self.waiting: deque[_Chain] = deque()
-        self.size = 0
-
-    def preview(self, blocks: Blocks) -> tuple[int, int]:
-        """Return (reused, displaced) blocks for a prompt that would be dispatched now."""
-        place = self._choose(blocks)
-        old = self.slots[place] if place is not None else self._predecessor()
-        reuse = _common(old.blocks, blocks)
-        return reuse, len(old.blocks) - reuse
-
-    def admit(self, blocks: Blocks, key: int, tick: int) -> None:
-        chain = _Chain(blocks, key, tick)
-        place = self._choose(blocks)
-        self.size += len(blocks)
-        if place is None:
-            self.waiting.append(chain)
-        else:
-            self._put(place, chain)
-
-    def release(self, blocks: Blocks, key: int, tick: int) -> None:
-        mine = [slot for slot in self.slots if slot.busy and slot.key == key]
-        if mine:
-            ended = min(mine, key=_tick)
-            ended.busy, ended.tick = False, tick
-            self._start_waiting(tick)
-            return
-        given_up = next((chain for chain in self.waiting if chain.key == key), None)
-        if given_up is not None:
-            self.waiting.remove(given_up)
-            self.size -= len(given_up.blocks)
-
-    def oldest(self) -> int:
-        return min(_tick(chain) for chain in self._chains() if chain.blocks)
-
-    def drop_tail(self, most: int) -> int:
-        chain = min((chain for chain in self._chains() if chain.blocks), key=_tick)
-        kept = max(0, len(chain.blocks) - most)
-        dropped = len(chain.blocks) - kept
-        chain.blocks = chain.blocks[:kept]
-        self.size -= dropped
-        return dropped
-
-    def _choose(self, blocks: Blocks) -> int | None:
-        """Return the slot the engine would take, None if all are busy."""
-        idle = [place for place, slot in enumerate(self.slots) if not slot.busy]
-        if not idle:
-            return None
-        best, best_common = None, self.settings[1] * len(blocks)
-        for place in idle:
-            common = _common(self.slots[place].blocks, blocks)
-            if common > best_common:
-                best, best_common = place, common
-        if best is not None:
-            return best
-        # The engine's loop keeps the last of equals, so that unused slots fill from the end.
-        return min(idle, key=lambda place: (self.slots[place].tick, -place))
-
-    def _predecessor(self) -> _Chain:
-        """Return whose place a prompt gets that has to wait, if prompts end in the order they began."""
-        ahead = len(self.waiting)
-        if ahead >= len(self.slots):
-            return self.waiting[ahead - len(self.slots)]
-        return sorted(self.slots, key=_tick)[ahead]
-
-    def _start_waiting(self, tick: int) -> None:
-        if self.waiting:
-            chain = self.waiting.popleft()
-            place = self._choose(chain.blocks)
-            assert place is not None, "a slot was just released"
-            chain.tick = tick
-            self._put(place, chain)
-
-    def _put(self, place: int, chain: _Chain) -> None:
-        self.size -= len(self.slots[place].blocks)
-        self.slots[place] = chain
-
-    def _chains(self) -> Sequence[_Chain]:
-        return [*self.slots, *self.waiting]
-
-
-class _PagedCache:
-    """The blocks of one replica with paged KV, in least-recently-used order."""
-
-    def __init__(self) -> None:
-        self._ticks: OrderedDict[int, int] = OrderedDict()
-
-    @property
-    def size(self) -> int:
-        return len(self._ticks)
-
-    def preview(self, blocks: Blocks) -> tuple[int, int]:
-        # Tails leave first, so a block that is held has all before it: bisection is allowed.
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._ticks:
-                low = middle
-            else:
-                high = middle - 1
-        return low, 0
-
-    def admit(self, blocks: Blocks, key: int, tick: int) -> None:
-        self._touch(blocks, tick)
-
-    def release(self, blocks: Blocks, key: int, tick: int) -> None:
-        self._touch(blocks[: self.preview(blocks)[0]], tick)
-
-    def oldest(self) -> int:
-        return next(iter(self._ticks.values()))
-
-    def drop_tail(self, most: int) -> int:
-        """Drop up to `most` blocks that were last used together."""
-        tick = self.oldest()
-        dropped = 0
-        while dropped < most and self._ticks and self.oldest() == tick:
-            self._ticks.popitem(last=False)
-            dropped += 1
-        return dropped
-
-    def _touch(self, blocks: Blocks, tick: int) -> None:
-        # The deepest block first, so that a head is always newer than every tail that hangs on it.
-        for block in reversed(blocks):
-            self._ticks[block] = tick
-            self._ticks.move_to_end(block)
 
 
 def _key(blocks: Blocks) -> int:
     return blocks[-1] if blocks else 0
-
-
-def _tick(chain: _Chain) -> int:
-    return chain.tick
-
-
-def _common(a: Blocks, b: Blocks) -> int:
-    """Return how many leading blocks are equal; chained hashes allow bisection."""
-    high = min(len(a), len(b))
-    if high == 0 or a[0] != b[0]:
-        return 0
-    low = 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -129,12 +129,14 @@ def _settled(plan: TrafficPlan, cuts: tuple[Cut, ...], replicas: tuple[str, ...]
             preferred, lever = preference.replicas, preference.lever
         else:
             kept_off.update(preference.replicas)
-    allowed = tuple(replica for replica in replicas if replica not in kept_off)
+    allowed: tuple[str, ...] = ()
+    if kept_off:
+        allowed = tuple(replica for replica in replicas if replica not in kept_off)
     return Exposure(
         arm=Arm.BASELINE,
         policy=plan.policy,
         lever=lever,
-        allowed=allowed if kept_off and allowed else None,
+        allowed=allowed or None,
         preferred=preferred,
     )
 

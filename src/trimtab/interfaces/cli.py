@@ -15,6 +15,7 @@ if _QUIET:
 import click  # noqa: E402
 
 from trimtab import __version__  # noqa: E402
+from trimtab.interfaces.calibrate_cli import calibrate_command  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
@@ -23,6 +24,8 @@ from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
+from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
 
@@ -43,11 +46,26 @@ def main() -> None:
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
       trimtab fleet add                              one replica more in a fleet that serves
+      trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
     """
 
 
-for command in (diagnose, plan, efficiency_command, prompts, tune, up, fleet, load, engine, ledger):
+for command in (
+    diagnose,
+    plan,
+    efficiency_command,
+    prompts,
+    tune,
+    up,
+    fleet,
+    load,
+    engine,
+    simulate_command,
+    calibrate_command,
+    replay_command,
+    ledger,
+):
     main.add_command(command)
 
 

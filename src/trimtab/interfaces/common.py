@@ -20,6 +20,8 @@ from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.served_sources import SourceError
 from trimtab.runtime.sources import SourcesError
+from trimtab.sim.kernel import SimulationError
+from trimtab.sim.scenario import ScenarioError
 from trimtab.workloads.base import WorkloadError
 
 P = ParamSpec("P")
@@ -34,7 +36,9 @@ KNOWN = (
     PlanInputError,
     ReportError,
     RunFailedError,
+    ScenarioError,
     SecretError,
+    SimulationError,
     SourceError,
     SourcesError,
     WorkloadError,

@@ -21,7 +21,7 @@ from trimtab.runtime.plan_estimator import build_estimator
 from trimtab.runtime.served_known import LOCAL_CPU, find_hardware, read_model
 from trimtab.runtime.served_sources import SourceError
 from trimtab.workloads.base import WorkloadError
-from trimtab.workloads.files import (
+from trimtab.workloads.trace_files import (
     AZURE_BLOCK_TOKENS,
     MOONCAKE_BLOCK_TOKENS,
     azure_records,

@@ -24,23 +24,24 @@ Failure modes: held tokens that are not there (the index then distrusts the repl
 tokens far off; removing a replica moves the mean, which can move another one over the bound or back.
 """
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
+import numpy as np
+import xxhash
 
+from trimtab.core.columns import Flags, FleetColumns, Floats
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import (
     Candidate,
     Exclusion,
     FleetView,
-    ReplicaView,
     RouteReason,
     RouteRequest,
     RoutingDecision,
 )
-from trimtab.core.traffic import hashed_place
-from trimtab.core.types import ReplicaState
 
 LOAD_BOUND = 1.25
 MIN_MATCH_TOKENS = 32
@@ -48,6 +49,14 @@ PREFERRED_BONUS_MS = 250.0
 KV_TRIVIAL_SHARE = 0.8
 REUSE_PROBABILITY = 0.5
 """How likely a displaced prompt would have been asked for again; not measured."""
+
+EQUAL_MS = 1e-6
+"""Scores, and loads in tokens, no further apart than this are equal."""
+
+CANDIDATES_MAX = 32
+CANDIDATES_KEPT = 8
+"""Fleets up to CANDIDATES_MAX replicas keep every candidate in a decision; of larger ones the winner is kept with the
+CANDIDATES_KEPT that have the best scores and the longest prefixes, and how many were left out."""
 
 
 class RoundRobin(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +66,12 @@ class RoundRobin(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose by the decision's sequence number alone."""
-        eligible = _eligible(view, request)
-        turns = [one for one in eligible if one.id in request.preferred] or eligible
-        winner = turns[view.sequence % len(turns)].id if turns else None
-        reason = _reason_for_few(eligible) or RouteReason.ROUND_ROBIN_TURN
-        return _decision(self.name, view, request, winner, reason, ())
+        sweep = _Sweep(view, request)
+        turns = np.flatnonzero(sweep.able & sweep.preferred) if request.preferred else None
+        if turns is None or not turns.size:
+            turns = np.flatnonzero(sweep.able)
+        winner = int(turns[view.sequence % turns.size]) if turns.size else None
+        return sweep.decision(self.name, winner, RouteReason.ROUND_ROBIN_TURN, {}, None)
 
 
 class LeastLoaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,22 +82,13 @@ class LeastLoaded(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose the least load; preferred replicas win ties."""
-        eligible = _eligible(view, request)
-        judged = [self._judge(one) for one in eligible]
-        winner = _best(judged, request)
-        reason = _reason_for_few(eligible) or RouteReason.LEAST_LOADED
-        return _decision(self.name, view, request, winner, reason, judged)
-
-    def _judge(self, replica: ReplicaView) -> Candidate:
-        load = load_tokens(replica, self.cost)
-        outstanding_ms = load * self.cost.prefill_ms_per_token
-        return Candidate(
-            replica=replica.id,
-            load_tokens=load,
-            held_tokens=0,
-            terms={"outstanding": outstanding_ms},
-            score_ms=outstanding_ms,
-        )
+        sweep = _Sweep(view, request)
+        loads = load_tokens(view.columns, self.cost)
+        terms = {"outstanding": loads * self.cost.prefill_ms_per_token}
+        scores = terms["outstanding"]
+        winner = sweep.best(sweep.able, scores, loads)
+        sweep.loads = loads
+        return sweep.decision(self.name, winner, RouteReason.LEAST_LOADED, terms, scores)
 
 
 class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,181 +102,241 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose within the bound; only if no replica is within it, among all that are ready."""
-        eligible = _eligible(view, request)
-        over = self._over_bound(eligible, request)
-        judged = [self._judge(one, request, one.id in over) for one in eligible]
-        within = [one for one in judged if one.excluded is None]
-        winner = _best(within or judged, request)
-        reason = _reason_for_few(eligible) or self._reason(judged, winner)
-        return _decision(self.name, view, request, winner, reason, judged)
+        sweep = _Sweep(view, request)
+        sweep.loads = loads = load_tokens(view.columns, self.cost)
+        if not sweep.eligible:
+            return sweep.decision(self.name, None, RouteReason.NONE_READY, {}, None)
+        sweep.held = held = self._held(sweep, request)
+        sweep.over = over = self._over_bound(sweep, loads, held, request)
+        terms = self._terms(sweep, held, request)
+        # In the order of the terms, so that a decision's terms sum to its score to the last digit.
+        scores = terms["wait"] + terms["prefill"] + terms["decode"]
+        for name in ("displaced", "preferred"):
+            if terms[name] is not sweep.zeros:
+                scores = scores + terms[name]
+        winner = sweep.best(sweep.able & ~over, scores, loads)
+        if winner is None:
+            winner = sweep.best(sweep.able, scores, loads)
+        reason = self._reason(sweep, held, over, winner)
+        return sweep.decision(self.name, winner, reason, terms, scores)
 
-    def _held(self, replica: str, request: RouteRequest) -> int:
-        held = request.held_by(replica)
-        return min(held, request.prompt_tokens) if held >= self.min_match_tokens else 0
+    def _held(self, sweep: "_Sweep", request: RouteRequest) -> Floats:
+        if request.holdings.best < self.min_match_tokens:
+            return sweep.zeros
+        long_enough = np.minimum(sweep.held, request.prompt_tokens)
+        long_enough[sweep.held < self.min_match_tokens] = 0.0
+        return long_enough
 
-    def _over_bound(self, eligible: Sequence[ReplicaView], request: RouteRequest) -> set[str]:
-        if not eligible:
-            return set()
-        loads = {one.id: load_tokens(one, self.cost) for one in eligible}
-        trivial = _cost_tokens(request, eligible[0].slots, self.cost)
-        mean_load = sum(loads.values()) / len(loads)
-        kv = [one.kv_used_share for one in eligible if one.kv_used_share is not None]
-        mean_kv = sum(kv) / len(kv) if len(kv) == len(eligible) else None
-        over = set()
-        for one in eligible:
-            # Uncached cost here less uncached cost anywhere: what is held here makes room for load.
-            room = self._held(one.id, request)
-            crowded = loads[one.id] > max(trivial, self.load_bound * mean_load + room)
-            if crowded or _kv_over(one.kv_used_share, mean_kv, self.load_bound):
-                over.add(one.id)
+    def _over_bound(
+        self, sweep: "_Sweep", loads: Floats, held: Floats, request: RouteRequest
+    ) -> Flags:
+        able, columns = sweep.able, sweep.columns
+        first = float(columns.slots[int(able.argmax())])
+        trivial = _cost_tokens(request, first, self.cost)
+        bound = self.load_bound * sweep.sum(loads) / sweep.eligible
+        # Uncached cost here less uncached cost anywhere: what is held here makes room for load.
+        most = max(trivial, bound) if held is sweep.zeros else np.maximum(trivial, bound + held)
+        over: Flags = loads > most
+        kv = columns.kv
+        kv_bound = self.load_bound * sweep.sum(kv) / sweep.eligible
+        if not math.isnan(kv_bound):
+            over |= kv > max(KV_TRIVIAL_SHARE, kv_bound)
+        over &= able
         return over
 
-    def _judge(self, replica: ReplicaView, request: RouteRequest, over: bool) -> Candidate:
-        cost = self.cost
-        held = self._held(replica.id, request)
-        batch = min(replica.running + 1, replica.slots)
-        displaced = cost.prefill_ms_per_token * request.displaced_on(replica.id)
-        terms = {
-            "wait": wait_ms(replica, cost),
-            "prefill": cost.prefill_ms(request.prompt_tokens - held),
-            "decode": cost.decode_ms(request.output_tokens_expected, batch),
-            "displaced": REUSE_PROBABILITY * displaced,
-            "preferred": -self.preferred_bonus_ms if replica.id in request.preferred else 0.0,
+    def _terms(self, sweep: "_Sweep", held: Floats, request: RouteRequest) -> dict[str, Floats]:
+        cost, columns = self.cost, sweep.columns
+        batch = np.minimum(columns.running + 1, columns.slots)
+        step = cost.step_base_ms + cost.step_ms_per_stream * np.maximum(1.0, batch)
+        new = request.prompt_tokens - held
+        prefill = cost.prefill_base_ms + cost.prefill_ms_per_token * new
+        prefill[new <= 0] = 0.0
+        return {
+            "wait": wait_ms(columns, cost),
+            "prefill": prefill,
+            "decode": max(0.0, request.output_tokens_expected) * step,
+            "displaced": REUSE_PROBABILITY * (cost.prefill_ms_per_token * sweep.displaced)
+            if request.holdings.displaces
+            else sweep.zeros,
+            "preferred": np.where(sweep.preferred, -self.preferred_bonus_ms, 0.0)
+            if request.preferred
+            else sweep.zeros,
         }
-        return Candidate(
-            replica=replica.id,
-            load_tokens=load_tokens(replica, cost),
-            held_tokens=held,
-            excluded=Exclusion.OVER_LOAD_BOUND if over else None,
-            terms=terms,
-            score_ms=sum(terms.values()),
-        )
 
-    def _reason(self, judged: Sequence[Candidate], winner: str | None) -> RouteReason:
-        most = max(one.held_tokens for one in judged)
-        if most == 0:
+    def _reason(
+        self, sweep: "_Sweep", held: Floats, over: Flags, winner: int | None
+    ) -> RouteReason:
+        able = sweep.able
+        most = 0.0 if held is sweep.zeros else float(np.where(able, held, 0.0).max())
+        if most == 0.0:
             return RouteReason.LEAST_LOADED_NO_PREFIX
-        longest = [one for one in judged if one.held_tokens == most]
-        if any(one.replica == winner for one in longest):
+        if winner is not None and held[winner] == most:
             return RouteReason.LONGEST_PREFIX_WITHIN_BOUND
-        if all(one.excluded is not None for one in longest):
+        if over[able & (held == most)].all():
             return RouteReason.PREFIX_OVER_BOUND_NEXT_BEST
         return RouteReason.SHORTER_TIME_BEATS_PREFIX
 
 
-def load_tokens(replica: ReplicaView, cost: CostModel) -> float:
-    """Return a replica's load in tokens of prefill; the law is in the module's docstring."""
-    weight = _decode_weight(replica.slots, cost)
-    return replica.prefill_tokens_outstanding + weight * replica.decode_tokens_outstanding
+class _Sweep:
+    """One request over all replicas at once, as columns in order of id."""
+
+    def __init__(self, view: FleetView, request: RouteRequest) -> None:
+        self.view = view
+        self.request = request
+        self.columns = columns = view.columns
+        self.held, self.displaced = request.holdings.over(columns)
+        self.able = columns.ready
+        if request.allowed is not None:
+            self.able = columns.ready & columns.mask(request.allowed)
+        self.eligible = int(np.count_nonzero(self.able))
+        self.zeros = columns.zeros
+        self.preferred = columns.mask(request.preferred) if request.preferred else columns.none
+        self.loads: Floats = columns.prefill + columns.decode
+        self.over: Flags | None = None
+
+    def best(self, among: Flags, scores: Floats, loads: Floats) -> int | None:
+        """Return the lowest score; ties go to preferred, then the least load, then a place of the session's own.
+
+        The last is rendezvous hashing: it spreads new sessions over equal replicas, keeps each on its own, and does
+        not depend on which other replicas there are.
+        """
+        able = np.where(among, scores, np.inf)
+        least = float(able.min()) if able.size else math.inf
+        if math.isinf(least):
+            return None
+        # Sums of equal terms may differ in their last digits.
+        ties = (able <= least + EQUAL_MS).nonzero()[0]
+        if ties.size > 1 and self.request.preferred and self.preferred[ties].any():
+            ties = ties[self.preferred[ties]]
+        if ties.size > 1:
+            values = loads[ties]
+            ties = ties[values <= values.min() + EQUAL_MS]
+        if ties.size == 1:
+            return int(ties[0])
+        key = self.request.session or self.request.request_id
+        places = self.columns.session_places(xxhash.xxh3_64_intdigest(key.encode()), ties)
+        return int(ties[np.argmin(places)])
+
+    def sum(self, values: Floats) -> float:
+        """Return the sum over the replicas that may take the request."""
+        return float((values if self.eligible == values.size else values[self.able]).sum())
+
+    def decision(
+        self,
+        policy: str,
+        winner: int | None,
+        reason: RouteReason,
+        terms: Mapping[str, Floats],
+        scores: Floats | None,
+    ) -> RoutingDecision:
+        """Return the decision with every candidate, or of a large fleet with those that matter most."""
+        few = (RouteReason.NONE_READY, RouteReason.ONLY_ONE_READY)
+        if self.eligible < 2:
+            reason = few[self.eligible]
+        kept = self._kept(winner, scores) if self.request.explained else ()
+        ids = self.columns.ids
+        return RoutingDecision(
+            request_id=self.request.request_id,
+            at_s=self.view.at_s,
+            policy=policy,
+            replica=None if winner is None else ids[winner],
+            reason=reason,
+            candidates=self._candidates(kept, terms, scores) if kept else (),
+            omitted=len(ids) - len(kept),
+            predicted_cached_tokens=0 if winner is None else self.request.held_by(ids[winner]),
+            held_best_tokens=self.request.holdings.best,
+            sequence=self.view.sequence,
+        )
+
+    def _kept(self, winner: int | None, scores: Floats | None) -> Sequence[int]:
+        count = len(self.columns.ids)
+        if count <= CANDIDATES_MAX:
+            return range(count)
+        kept = {0} if winner is None else {winner}
+        half = CANDIDATES_KEPT // 2
+        if scores is not None:
+            able = np.where(self.able, scores, np.inf)
+            kept.update(np.argpartition(able, half)[:half].tolist())
+        if self.held is not self.zeros:
+            holders = self.held.nonzero()[0]
+            if holders.size > half:
+                holders = holders[np.argpartition(-self.held[holders], half)[:half]]
+            kept.update(holders.tolist())
+        return sorted(kept)
+
+    def _candidates(
+        self, kept: Sequence[int], terms: Mapping[str, Floats], scores: Floats | None
+    ) -> tuple[Candidate, ...]:
+        """Return the candidates at these places; the numbers leave numpy column by column, not one by one."""
+        places = np.array(kept, dtype=np.intp)
+        rows = zip(*(values[places].tolist() for values in terms.values()), strict=True)
+        each = list(rows) if terms else [()] * len(kept)
+        total = [None] * len(kept) if scores is None else scores[places].tolist()
+        loads, held = self.loads[places].tolist(), self.held[places].tolist()
+        over = [False] * len(kept) if self.over is None else self.over[places].tolist()
+        able = self.able[places].tolist()
+        return tuple(
+            Candidate(
+                replica=self.columns.ids[at],
+                load_tokens=loads[place],
+                held_tokens=int(held[place]),
+                excluded=Exclusion.OVER_LOAD_BOUND if over[place] else None,
+                terms=dict(zip(terms, each[place], strict=True)),
+                score_ms=total[place],
+            )
+            if able[place]
+            else self._away(at)
+            for place, at in enumerate(kept)
+        )
+
+    def _away(self, at: int) -> Candidate:
+        replica, columns = self.columns.ids[at], self.columns
+        return Candidate(
+            replica=replica,
+            load_tokens=float(columns.prefill[at] + columns.decode[at]),
+            held_tokens=self.request.held_by(replica),
+            excluded=Exclusion.OTHER_ARM if columns.ready[at] else Exclusion.NOT_READY,
+        )
 
 
-def wait_ms(replica: ReplicaView, cost: CostModel) -> float:
-    """Return the predicted milliseconds before a new request's prefill begins.
+def load_tokens(columns: FleetColumns, cost: CostModel) -> Floats:
+    """Return each replica's load in tokens of prefill; the law is in the module's docstring."""
+    weights = columns.of_slots(cost, partial(_decode_weight, cost=cost))
+    return columns.prefill + weights * columns.decode
+
+
+def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
+    """Return the predicted milliseconds before a new request's prefill begins, for each replica.
 
     Outstanding prefill comes first. If no slot is free, slots become free at the rate
     slots / (mean remaining output tokens * step_ms(slots)), one for each request ahead and one for this.
     """
-    queued = replica.prefill_tokens_outstanding * cost.prefill_ms_per_token
-    in_flight = replica.in_flight
-    if in_flight < replica.slots:
+    queued = columns.prefill * cost.prefill_ms_per_token
+    in_flight = columns.running + columns.waiting
+    full = in_flight >= columns.slots
+    if not full.any():
         return queued
-    remaining = replica.decode_tokens_outstanding / max(1, in_flight)
-    ahead = in_flight - replica.slots + 1
-    return queued + ahead * remaining * cost.step_ms(replica.slots) / max(1, replica.slots)
+    slots = np.maximum(1.0, columns.slots)
+    remaining = columns.decode / np.maximum(1.0, in_flight)
+    step = cost.step_base_ms + cost.step_ms_per_stream * slots
+    return queued + np.where(full, (in_flight - columns.slots + 1) * remaining * step / slots, 0.0)
 
 
-def _decode_weight(slots: int, cost: CostModel) -> float:
+def _decode_weight(slots: Floats, cost: CostModel) -> Floats:
     if cost.prefill_ms_per_token <= 0.0:
-        return 1.0
-    return cost.step_ms(slots) / max(1, slots) / cost.prefill_ms_per_token
+        return np.ones_like(slots)
+    whole = np.maximum(1.0, slots)
+    step = cost.step_base_ms + cost.step_ms_per_stream * whole
+    return step / whole / cost.prefill_ms_per_token
 
 
-def _cost_tokens(request: RouteRequest, slots: int, cost: CostModel) -> float:
-    return request.prompt_tokens + _decode_weight(slots, cost) * request.output_tokens_expected
-
-
-def _kv_over(share: float | None, mean: float | None, bound: float) -> bool:
-    if share is None or mean is None:
-        return False
-    return share > KV_TRIVIAL_SHARE and share > bound * mean
-
-
-def _eligible(view: FleetView, request: RouteRequest) -> list[ReplicaView]:
-    found = [one for one in view.replicas if _exclusion(one, request) is None]
-    return sorted(found, key=attrgetter("id"))
-
-
-def _exclusion(replica: ReplicaView, request: RouteRequest) -> Exclusion | None:
-    if replica.state is not ReplicaState.READY:
-        return Exclusion.NOT_READY
-    if request.allowed is not None and replica.id not in request.allowed:
-        return Exclusion.OTHER_ARM
-    return None
-
-
-def _reason_for_few(eligible: Sequence[ReplicaView]) -> RouteReason | None:
-    if not eligible:
-        return RouteReason.NONE_READY
-    return RouteReason.ONLY_ONE_READY if len(eligible) == 1 else None
-
-
-def _best(judged: Sequence[Candidate], request: RouteRequest) -> str | None:
-    """Return the lowest score; ties go to preferred, then the least load, then a place of the session's own.
-
-    The last is rendezvous hashing: it spreads new sessions over equal replicas, keeps each on its own, and
-    does not depend on which other replicas there are.
-    """
-    if not judged:
-        return None
-    key = request.session or request.request_id
-
-    def rank(one: Candidate) -> tuple[float, bool, float, float, str]:
-        score = one.score_ms if one.score_ms is not None else 0.0
-        # Sums of equal terms may differ in their last digits.
-        return (
-            round(score, 6),
-            one.replica not in request.preferred,
-            round(one.load_tokens, 6),
-            hashed_place(key, one.replica),
-            one.replica,
-        )
-
-    return min(judged, key=rank).replica
-
-
-def _decision(
-    policy: str,
-    view: FleetView,
-    request: RouteRequest,
-    winner: str | None,
-    reason: RouteReason,
-    judged: Sequence[Candidate],
-) -> RoutingDecision:
-    by_id = {one.replica: one for one in judged}
-    return RoutingDecision(
-        request_id=request.request_id,
-        at_s=view.at_s,
-        policy=policy,
-        replica=winner,
-        reason=reason,
-        candidates=tuple(
-            by_id.get(one.id) or _plain(one, request)
-            for one in sorted(view.replicas, key=attrgetter("id"))
-        ),
-        predicted_cached_tokens=request.held_by(winner) if winner is not None else 0,
-        held_best_tokens=max((held.tokens for held in request.held), default=0),
-        sequence=view.sequence,
-    )
-
-
-def _plain(replica: ReplicaView, request: RouteRequest) -> Candidate:
-    outstanding = replica.prefill_tokens_outstanding + replica.decode_tokens_outstanding
-    return Candidate(
-        replica=replica.id,
-        load_tokens=float(outstanding),
-        held_tokens=request.held_by(replica.id),
-        excluded=_exclusion(replica, request),
-    )
+def _cost_tokens(request: RouteRequest, slots: float, cost: CostModel) -> float:
+    weight = 1.0
+    if cost.prefill_ms_per_token > 0.0:
+        whole = max(1.0, slots)
+        step = cost.step_base_ms + cost.step_ms_per_stream * whole
+        weight = step / whole / cost.prefill_ms_per_token
+    return request.prompt_tokens + weight * request.output_tokens_expected
 
 
 Policy = RoundRobin | LeastLoaded | PrefixAffine

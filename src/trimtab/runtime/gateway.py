@@ -17,17 +17,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from trimtab.core.config import GatewayConfig
-from trimtab.core.events import RequestServed
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSink
 from trimtab.core.prefix import BlockHasher
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
+from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.fleetpage import fleet_page, models_page
 from trimtab.runtime.metrics import CONTENT_TYPE, GatewayMetrics
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
-from trimtab.runtime.recorder import Measurement, Prompt
+from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
-from trimtab.runtime.router import RouteQuery, Router
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.wire import (
@@ -298,7 +297,7 @@ class Gateway:
         decision = routed.decision if routed else None
         self.metrics.observe(record, decision)
         self._sink.append(
-            RequestServed(record=record, decision=decision, view=routed.view if routed else None),
+            served_event(record, routed),
             cause_id=None,
         )
         self._on_record(record)

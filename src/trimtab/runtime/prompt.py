@@ -1,18 +1,17 @@
-"""What the gateway works out of a prompt before it is served: bytes, session, repetition, token estimates.
+"""What the gateway works out of a prompt before it is served: bytes, session, repetition.
 
 No function keeps the text it was given.
 """
 
-import math
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.core.cuts import Cut, cuts_of
 from trimtab.core.ports import RequestFacts
-from trimtab.core.record import RequestRecord, Segment, Tokens
+from trimtab.core.record import Segment
+from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.secret import Secret
 
 SHINGLE_BYTES: Final = 32
@@ -20,10 +19,6 @@ SHINGLE_PROMPT_BYTES_MAX: Final = 64 * 1024
 SHINGLE_SAMPLE_SHIFT: Final = 62  # keeps hashes below 2^62: one in four, chosen by content
 SHINGLE_SAMPLE_MIN: Final = 16  # at least one in 16, else the sample says nothing
 SESSION_BYTES: Final = 256
-BYTES_PER_TOKEN_START: Final = 3.6
-BYTES_PER_TOKEN_LIMITS: Final = (1.0, 16.0)
-RATIO_SMOOTHING: Final = 0.1
-SAMPLE_TOKENS_MIN: Final = 16
 
 _BASE: Final = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
@@ -99,25 +94,6 @@ def repetition_of(prompt: bytes) -> float | None:
     return 1.0 - float(np.unique(chosen).size) / float(chosen.size)
 
 
-class TokenRatio:
-    """Bytes of prompt per token, learned from the prompt tokens that engines report (smoothing 0.1)."""
-
-    def __init__(self) -> None:
-        self.bytes_per_token = BYTES_PER_TOKEN_START
-
-    def tokens(self, size: int) -> int:
-        """Estimate the tokens of `size` bytes; at least 1 unless there are none."""
-        return math.ceil(size / self.bytes_per_token)
-
-    def learn(self, size: int, tokens: int | None) -> None:
-        """Take in that a prompt of `size` bytes had `tokens` tokens; short prompts say too little."""
-        if tokens is None or tokens < SAMPLE_TOKENS_MIN:
-            return
-        low, high = BYTES_PER_TOKEN_LIMITS
-        sample = min(high, max(low, size / tokens))
-        self.bytes_per_token += RATIO_SMOOTHING * (sample - self.bytes_per_token)
-
-
 def segments_of(
     segments: tuple[tuple[str, str], ...], secret: Secret, ratio: TokenRatio
 ) -> tuple[Segment, ...]:
@@ -127,22 +103,3 @@ def segments_of(
         Segment(kind=kind, hash=secret.digest(data), tokens=ratio.tokens(len(data)))
         for kind, data in encoded
     )
-
-
-def cuts_before_serving(
-    facts: RequestFacts, *, label: str | None, repetition: float | None, prompt_tokens: int
-) -> tuple[Cut, ...]:
-    """Return the cuts of a request that are known before it is served; input tokens are estimated."""
-    known = RequestRecord(
-        request_id="",
-        arrived_at_s=0.0,
-        finished_at_s=0.0,
-        endpoint="",
-        stream=facts.stream,
-        label=label,
-        repetition=repetition,
-        temperature=facts.temperature,
-        constraint=facts.constraint,
-        tokens=Tokens(prompt=prompt_tokens),
-    )
-    return cuts_of(known)

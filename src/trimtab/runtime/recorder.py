@@ -9,10 +9,12 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.decision import FleetView
+from trimtab.core.events import RequestServed
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
-from trimtab.runtime.router import Routed
+from trimtab.policies.router import Routed
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -288,3 +290,17 @@ class Measurement:
         if self.unreadable:
             unknown["chunks"] = f"{self.unreadable} events of the stream could not be read"
         return unknown
+
+
+def served_event(record: RequestRecord, routed: Routed | None) -> RequestServed:
+    """Return what the ledger keeps of a request: of a large fleet only the replicas that its decision names."""
+    if routed is None:
+        return RequestServed(record=record, decision=None, view=None)
+    view, decision = routed.view, routed.decision
+    if decision.omitted:
+        named = {candidate.replica for candidate in decision.candidates}
+        kept = tuple(one for one in view.replicas if one.id in named)
+        view = FleetView(at_s=view.at_s, replicas=kept, sequence=view.sequence)
+    return RequestServed(
+        record=record, decision=decision, view=view, asked=routed.request, draw=routed.draw
+    )

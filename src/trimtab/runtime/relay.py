@@ -15,8 +15,8 @@ from multidict import CIMultiDict
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
 from trimtab.core.types import ErrorClass
 from trimtab.engines.sse import SSEEvent, SSEParser, SSETooLargeError, parse_event
+from trimtab.policies.router import Router
 from trimtab.runtime.recorder import Measurement
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import (
     Upstream,

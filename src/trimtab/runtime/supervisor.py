@@ -16,7 +16,7 @@ from aiohttp import web
 
 from trimtab import __version__
 from trimtab.core.config import Config
-from trimtab.core.cost import CostModel
+from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.decision import FleetView, RoutingPolicy
 from trimtab.core.events import RunEnded, RunStarted
 from trimtab.core.ports import Clock, LaunchError
@@ -27,16 +27,16 @@ from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState
 from trimtab.diagnosis.names import FleetFacts
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
-from trimtab.runtime.loadstate import LoadState
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes, Target
-from trimtab.runtime.router import Router
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
 
@@ -44,16 +44,6 @@ RECORDS_MAX = 20_000
 VIEWS_MAX = 3_600
 VIEW_EVERY_S = 0.5
 DRAIN_S = 20.0
-
-START_COST = CostModel(
-    prefill_base_ms=0.0,
-    prefill_ms_per_token=1.0,
-    step_base_ms=2.0,
-    step_ms_per_stream=0.5,
-    prefill_samples=0,
-    step_samples=0,
-    source="not calibrated: only the proportions matter until it is",
-)
 
 
 class System:

@@ -50,16 +50,18 @@ def test_least_loaded_counts_tokens_not_requests() -> None:
 
 def test_load_turns_output_tokens_into_prompt_tokens() -> None:
     """One output token costs a full replica step_ms(slots) / slots."""
-    assert load_tokens(replica("a", prefill=100, decode=40), COST) == 100 + 0.75 * 40
+    assert (
+        load_tokens(fleet(replica("a", prefill=100, decode=40)).columns, COST)[0] == 100 + 0.75 * 40
+    )
 
 
 def test_wait_counts_prefill_and_the_time_until_a_slot_is_free() -> None:
     """With 8 slots busy and 80 tokens left in all, a slot is free every 10 * 60 / 8 ms."""
-    assert wait_ms(replica("a", prefill=100, running=7), COST) == 1000.0
+    assert wait_ms(fleet(replica("a", prefill=100, running=7)).columns, COST)[0] == 1000.0
     full = replica("a", prefill=0, decode=80, running=8)
-    assert wait_ms(full, COST) == 75.0
+    assert wait_ms(fleet(full).columns, COST)[0] == 75.0
     queued = replica("a", prefill=0, decode=100, running=8, waiting=2)
-    assert wait_ms(queued, COST) == 225.0
+    assert wait_ms(fleet(queued).columns, COST)[0] == 225.0
 
 
 def test_longest_prefix_wins_among_balanced_replicas() -> None:

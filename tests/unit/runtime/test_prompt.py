@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from trimtab.core.ports import RequestFacts
 from trimtab.core.types import Constraint
+from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.prompt import (
-    TokenRatio,
     prompt_bytes,
     repetition_of,
     segments_of,

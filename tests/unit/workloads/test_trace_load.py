@@ -3,7 +3,7 @@
 import pytest
 
 from trimtab.workloads.base import WorkloadError
-from trimtab.workloads.files import azure_records, mooncake_records
+from trimtab.workloads.trace_files import azure_records, mooncake_records
 from trimtab.workloads.trace_load import load_of_trace
 
 AZURE = ["TIMESTAMP,ContextTokens,GeneratedTokens"] + [

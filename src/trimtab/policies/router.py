@@ -5,30 +5,31 @@ outcome back: the load state counts the request, and at dispatch the prefix inde
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from trimtab.core.columns import HeldColumns
+from trimtab.core.cuts import Cut
 from trimtab.core.decision import (
     FleetView,
+    Held,
     ReplicaView,
     RouteRequest,
     RoutingDecision,
     RoutingPolicy,
+    with_holdings,
 )
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
-from trimtab.runtime.loadstate import Admission, LoadState
-from trimtab.runtime.places import Places
-from trimtab.runtime.prompt import TokenRatio, cuts_before_serving
+from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
+from trimtab.policies.loadstate import Admission, LoadState
+from trimtab.policies.places import Places
+from trimtab.policies.routing import CANDIDATES_MAX
 
-LABELS_MAX: Final = 256
-OUTPUT_TOKENS_START: Final = 128.0
-OUTPUT_SMOOTHING: Final = 0.1
 START_PLAN: Final = TrafficPlan(policy="round_robin")
 
 
@@ -52,31 +53,14 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True):
     """A decision with all it was made from. `replica` and `admission` are None when none could serve."""
 
     query: RouteQuery
+    request: RouteRequest
+    draw: float
     decision: RoutingDecision
     view: FleetView
     exposure: Exposure
     prompt_tokens: int
     replica: ReplicaView | None
     admission: Admission | None
-
-
-class OutputExpectation:
-    """Output tokens to expect of a request: the smoothed mean of its label, at most its max_tokens."""
-
-    def __init__(self) -> None:
-        self._means: OrderedDict[str | None, float] = OrderedDict()
-
-    def tokens(self, label: str | None, max_tokens: int | None) -> int:
-        """Return the expected output tokens of a request, at least 1."""
-        mean = self._means.get(label, OUTPUT_TOKENS_START)
-        return max(1, round(mean if max_tokens is None else min(mean, max_tokens)))
-
-    def learn(self, label: str | None, tokens: int) -> None:
-        """Take in how long an answer was; the label longest unused goes when there are 256."""
-        mean = self._means.pop(label, float(tokens))
-        self._means[label] = mean + OUTPUT_SMOOTHING * (tokens - mean)
-        if len(self._means) > LABELS_MAX:
-            self._means.popitem(last=False)
 
 
 class Router:
@@ -90,7 +74,9 @@ class Router:
         rng: random.Random,
         *,
         plan: TrafficPlan = START_PLAN,
+        explained: bool = True,
     ) -> None:
+        """Take what it looks at. Not `explained`: nobody keeps its decisions, so they come without candidates."""
         self.load = load
         self.index = index
         self.plan = plan
@@ -100,6 +86,8 @@ class Router:
         self._rng = rng
         self._sequence = 0
         self._places = Places()
+        self._explained = explained
+        self._met: tuple[str, ...] = ()
 
     def route(self, query: RouteQuery) -> Routed:
         """Decide what a request meets and where it goes, and count it on its replica.
@@ -112,12 +100,8 @@ class Router:
         exposure = expose(
             plan,
             place=self._place(plan, query),
-            cuts=cuts_before_serving(
-                query.facts,
-                label=query.label,
-                repetition=query.repetition,
-                prompt_tokens=prompt_tokens,
-            ),
+            # Cuts matter to slices and preferences only.
+            cuts=_cuts(query, prompt_tokens) if plan.candidate or plan.preferences else (),
             now_s=query.now_s,
             replicas=self.load.ready(),
         )
@@ -198,7 +182,12 @@ class Router:
 
     def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
         self._sequence += 1
-        view = self.load.view(query.now_s, sequence=self._sequence)
+        look = self.load.view if self._explained else self.load.glance
+        view = look(query.now_s, sequence=self._sequence)
+        if view.columns.ids is not self._met:
+            self._met = view.columns.ids
+            self.index.meet(self._met)
+        holdings = self.index.held_columns(query.blocks, prompt_tokens, query.prompt_size)
         request = RouteRequest(
             request_id=query.request_id,
             prompt_tokens=prompt_tokens,
@@ -208,20 +197,25 @@ class Router:
             temperature=query.facts.temperature,
             constraint=query.facts.constraint,
             repetition=query.repetition,
-            held=self.index.held(query.blocks, prompt_tokens, query.prompt_size),
+            held=_listed(holdings, view) if self._explained else (),
             allowed=exposure.allowed,
             preferred=exposure.preferred,
             arm=exposure.arm,
             lever=exposure.lever,
         )
-        decision = self._policies[exposure.policy].decide(view, request, self._rng.random())
+        draw = self._rng.random()
+        decision = self._policies[exposure.policy].decide(
+            view, with_holdings(request, holdings, explained=self._explained), draw
+        )
         return Routed(
             query=query,
+            request=request,
+            draw=draw,
             decision=decision,
             view=view,
             exposure=exposure,
             prompt_tokens=prompt_tokens,
-            replica=None if decision.replica is None else view.replica(decision.replica),
+            replica=None if decision.replica is None else self.load.replica(decision.replica),
             admission=None,
         )
 
@@ -236,6 +230,26 @@ class Router:
             decode_tokens=self.expectation.tokens(query.label, query.facts.max_tokens),
         )
         return msgspec.structs.replace(routed, admission=admission)
+
+
+def _listed(holdings: HeldColumns, view: FleetView) -> tuple[Held, ...]:
+    """Return what replicas hold as values that the ledger keeps; of a large fleet nothing."""
+    if len(view.replicas) > CANDIDATES_MAX:
+        return ()
+    found = (
+        Held(replica=one.id, tokens=holdings.by(one.id), displaced=holdings.displaced_by(one.id))
+        for one in view.replicas
+    )
+    return tuple(held for held in found if held.tokens or held.displaced)
+
+
+def _cuts(query: RouteQuery, prompt_tokens: int) -> tuple[Cut, ...]:
+    return cuts_before_serving(
+        query.facts,
+        label=query.label,
+        repetition=query.repetition,
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def _detached(plan: TrafficPlan, allowed: tuple[str, ...] | None) -> Exposure:

@@ -2,7 +2,7 @@
 
 from trimtab.core.decision import ReplicaView
 from trimtab.core.types import ReplicaState, Role
-from trimtab.runtime.loadstate import LoadState
+from trimtab.policies.loadstate import LoadState
 
 
 def fleet(*replicas: str) -> LoadState:

@@ -13,10 +13,11 @@ from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import BlockHasher, PrefixIndex
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import Arm, Constraint, ReplicaState, Role
+from trimtab.policies.estimates import LABELS_MAX, OutputExpectation
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import RouteQuery, Router
 from trimtab.policies.routing import build_policies
-from trimtab.runtime.loadstate import LoadState
 from trimtab.runtime.prompt import prompt_bytes
-from trimtab.runtime.router import LABELS_MAX, OutputExpectation, RouteQuery, Router
 
 HASHER = BlockHasher(b"k", 16)
 COST = CostModel(

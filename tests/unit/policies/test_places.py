@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.runtime.places import Places
+from trimtab.policies.places import Places
 
 
 def dealt(places: Places, sessions: int, lever: str = "lever") -> list[float]:

@@ -1,0 +1,198 @@
+"""`trimtab calibrate`: the engine model fitted to what was measured, with its error on what it was not fitted to."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from trimtab.interfaces.calibrate_inputs import read_measurement
+from trimtab.interfaces.common import friendly
+from trimtab.sim.fit import TRIES_MAX, Fitted, Limits, fit
+from trimtab.sim.measured import Regime, regimes_of
+from trimtab.workloads.base import WorkloadError
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement and what was fitted to it. `regimes`: requests of each in the fitted and the scored part."""
+
+    source: str
+    limits: Limits
+    fitted: Fitted
+    regimes: dict[str, tuple[int, int]]
+
+
+@click.command("calibrate")
+@click.argument(
+    "measurements",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--kv-tokens", type=click.IntRange(1), required=True, help="KV that the engine had.")
+@click.option(
+    "--block-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of a KV block."
+)
+@click.option(
+    "--budget-tokens",
+    type=click.IntRange(1),
+    default=2048,
+    show_default=True,
+    help="Most new tokens of a step (vLLM: --max-num-batched-tokens).",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Most running requests (vLLM: --max-num-seqs).",
+)
+@click.option(
+    "--fit-share",
+    type=click.FloatRange(0.1, 0.9),
+    default=0.5,
+    show_default=True,
+    help="Part of the requests, by arrival, that is fitted; the rest is scored.",
+)
+@click.option(
+    "--tries", type=click.IntRange(10), default=TRIES_MAX, show_default=True, help="Simulations."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the [replica] sections of a scenario here (one measurement only).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@friendly
+def calibrate_command(
+    measurements: Sequence[Path],
+    kv_tokens: int,
+    block_tokens: int,
+    budget_tokens: int,
+    streams: int,
+    fit_share: float,
+    tries: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Fit the simulator's engine model to MEASUREMENTS and print its error on requests that it did not see.
+
+    A measurement is a ledger (.sqlite), or a .jsonl with one request a line: input_toks, output_toks, queued_ts,
+    scheduled_ts, first_token_ts, last_token_ts in seconds, as the engine saw them. What the engine was started with is
+    not fitted and must be right.
+
+    \b
+    Example:
+      trimtab calibrate requests.jsonl --kv-tokens 41408 --streams 256 --out replica.toml
+
+    Exit codes: 0 fitted, 1 an error in the input, 2 usage.
+    """
+    if out is not None and len(measurements) > 1:
+        raise click.UsageError("--out takes one measurement")
+    limits = Limits(
+        kv_tokens=kv_tokens,
+        block_tokens=block_tokens,
+        budget_tokens=budget_tokens,
+        streams_max=streams,
+    )
+    found = [_calibrate(path, limits, fit_share, tries) for path in measurements]
+    if out is not None:
+        partial = out.with_name(f".{out.name}.part")
+        partial.write_text(_toml(found[0]), encoding="utf-8")
+        partial.replace(out)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    for one in found:
+        _show(one, Console())
+
+
+def _calibrate(path: Path, limits: Limits, fit_share: float, tries: int) -> Calibration:
+    measured = read_measurement(path)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task(path.name, total=tries)
+
+        def told(number: int, loss: float) -> None:
+            bars.update(bar, completed=number, description=f"{path.name}, off by {loss:.1%}")
+
+        try:
+            fitted = fit(
+                measured,
+                limits,
+                source=str(path),
+                fit_share=fit_share,
+                tries_max=tries,
+                on_try=told,
+            )
+        except ValueError as error:
+            raise WorkloadError(f"{path}: {error}") from error
+        except ImportError as error:
+            raise WorkloadError(
+                "calibrating needs scipy: pip install 'trimtab[calibrate]'"
+            ) from error
+    regimes = regimes_of(measured)
+    counts = {
+        regime.value: (
+            sum(1 for one in regimes[: fitted.fitted] if one is regime),
+            sum(1 for one in regimes[fitted.fitted :] if one is regime),
+        )
+        for regime in Regime
+    }
+    return Calibration(source=str(path), limits=limits, fitted=fitted, regimes=counts)
+
+
+def _show(found: Calibration, console: Console) -> None:
+    fitted = found.fitted
+    console.print(
+        f"[bold]{found.source}[/bold]: fitted on the first {fitted.fitted:,} requests, scored on the other "
+        f"{fitted.scored:,}; {fitted.tries} simulations, {fitted.preemptions:,} preemptions simulated",
+        soft_wrap=True,
+    )
+    cost = fitted.cost
+    console.print(
+        f"step = {cost.overhead_ms:.3g} + max({cost.weights_ms:.3g}, {cost.token_ms:.3g} x tokens) + {cost.stream_ms:.3g} x streams + {cost.context_ms:.3g} x context + {cost.pair_ms:.3g} x pairs ms"
+    )
+    table = Table(show_edge=False)
+    for name in ("regime", "metric", "statistic", "measured", "simulated", "error", "n"):
+        table.add_column(
+            name, justify="left" if name in {"regime", "metric", "statistic"} else "right"
+        )
+    for error in fitted.errors:
+        beyond = " (not fitted)" if error.extrapolated else ""
+        table.add_row(
+            "all" if error.regime is None else f"{error.regime.value}{beyond}",
+            error.metric,
+            error.statistic.value,
+            f"{error.measured:,.1f}",
+            f"{error.simulated:,.1f}",
+            f"{error.error:+.1%}",
+            f"{error.samples:,}",
+        )
+    console.print(table)
+    console.print(f"throughput of the whole measurement: {fitted.throughput_error:+.1%}")
+    unseen = [name for name, (fit_count, _) in found.regimes.items() if not fit_count]
+    if unseen:
+        console.print(f"never measured in the fitted part: {', '.join(unseen)}")
+
+
+def _toml(found: Calibration) -> str:
+    cost, limits = found.fitted.cost, found.limits
+    lines = [
+        f"# Fitted by trimtab calibrate to {found.source}.",
+        "[replica]",
+        f"kv_tokens = {limits.kv_tokens}",
+        f"block_tokens = {limits.block_tokens}",
+        f"budget_tokens = {limits.budget_tokens}",
+        f"streams_max = {limits.streams_max}",
+        "",
+        "[replica.cost]",
+    ]
+    for name in cost.__struct_fields__:
+        value = getattr(cost, name)
+        lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+    return "\n".join(lines) + "\n"

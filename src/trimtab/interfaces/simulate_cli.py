@@ -1,0 +1,157 @@
+"""`trimtab simulate`: what a policy would do to a traffic on a fleet of any size, before anyone changes anything."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from trimtab.interfaces.common import friendly
+from trimtab.interfaces.simulate_html import page
+from trimtab.interfaces.simulate_inputs import FORMATS, read_scenario, read_trace, with_policies
+from trimtab.interfaces.simulate_view import show
+from trimtab.sim.arrivals import Arrival
+from trimtab.sim.compare import Comparison, differences_of
+from trimtab.sim.run import SimResult, policies_of, simulate
+from trimtab.sim.scenario import Scenario
+
+
+@click.command("simulate")
+@click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A trace instead of the scenario's workload.",
+)
+@click.option(
+    "--format",
+    "trace_format",
+    type=click.Choice(FORMATS),
+    help="Format of that trace; by default the scenario's.",
+)
+@click.option("--replicas", type=click.IntRange(1), help="Replicas instead of the scenario's.")
+@click.option("--gateways", type=click.IntRange(1), help="Gateways instead of the scenario's.")
+@click.option(
+    "--policy",
+    help="A policy's name, or a TOML file with a [routing] section; by default the scenario's.",
+)
+@click.option(
+    "--compare",
+    "others",
+    multiple=True,
+    help="Another policy (name or file) to compare with the first on the same arrivals; repeatable.",
+)
+@click.option("--seed", type=click.IntRange(0), help="First seed; by default the scenario's.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="How many seeds to simulate; two or more give intervals.",
+)
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for index.html and result.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--policies", "list_policies", is_flag=True, help="List the policies and stop.")
+@friendly
+def simulate_command(
+    scenario: Path,
+    trace: Path | None,
+    trace_format: str | None,
+    replicas: int | None,
+    gateways: int | None,
+    policy: str | None,
+    others: Sequence[str],
+    seed: int | None,
+    seeds: int,
+    report: Path | None,
+    as_json: bool,
+    list_policies: bool,
+) -> None:
+    """Simulate a SCENARIO and print what its users would get.
+
+    The policies are the functions that route live traffic; the engine is a model (see `trimtab calibrate`). The same
+    scenario and seed give the same result on any machine.
+
+    \b
+    Examples:
+      trimtab simulate examples/sessions.toml
+      trimtab simulate examples/sessions.toml --compare round_robin --compare cache_tree --seeds 5 --report out/
+      trimtab simulate examples/mooncake.toml --trace conversation.jsonl --replicas 100
+
+    Exit codes: 0 simulated, 1 an error in the input, 2 usage.
+    """
+    made = read_scenario(scenario, replicas=replicas, gateways=gateways)
+    if list_policies:
+        click.echo("\n".join(sorted(policies_of(made))))
+        return
+    arrivals = read_trace(made, scenario.parent, trace, trace_format)
+    names = [policy or made.routing.policy, *others]
+    variants = with_policies(made, names)
+    first = made.seed if seed is None else seed
+    found = _run(variants, range(first, first + seeds), arrivals)
+    if report is not None:
+        _write(report, made, found)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    show(made, found, Console())
+    if report is not None:
+        click.echo(f"report: {report / 'index.html'}")
+
+
+def _run(
+    variants: Sequence[tuple[str, Scenario, str]],
+    seeds: Sequence[int],
+    trace: Sequence[Arrival] | None,
+) -> Comparison:
+    """Simulate every variant (label, scenario, policy) under every seed, with a bar for each."""
+    runs: list[SimResult] = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[requests]:,} requests"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        for seed in seeds:
+            for label, scenario, policy in variants:
+                total = scenario.workload.duration_s
+                bar = bars.add_task(f"{label}, seed {seed}", total=total, requests=0)
+                run = simulate(
+                    scenario, policy, trace=trace, seed=seed, on_progress=_progress(bars, bar)
+                )
+                bars.update(bar, completed=total, requests=run.summary.arrived)
+                runs.append(msgspec.structs.replace(run, policy=label))
+    labels = tuple(label for label, _, _ in variants)
+    return Comparison(
+        reference=labels[0],
+        policies=labels,
+        seeds=tuple(seeds),
+        runs=tuple(runs),
+        differences=tuple(differences_of(runs, labels[0])),
+    )
+
+
+def _progress(bars: Progress, bar: TaskID) -> Callable[[float, int], None]:
+    def told(now_s: float, requests: int) -> None:
+        bars.update(bar, completed=now_s, requests=requests)
+
+    return told
+
+
+def _write(folder: Path, scenario: Scenario, found: Comparison) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in (
+        ("result.json", msgspec.json.format(msgspec.json.encode(found))),
+        ("index.html", page(scenario, found).encode()),
+    ):
+        partial = folder / f".{name}.part"
+        partial.write_bytes(data)
+        partial.replace(folder / name)

@@ -1,0 +1,111 @@
+"""The pictures of a simulation's page."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trimtab.interfaces.svg import Drawing, fitted, linear, ticks
+from trimtab.sim.compare import Comparison, half_width
+from trimtab.sim.run import SimResult
+
+WIDTH: Final = 420.0
+LEFT: Final = 112.0
+WIDE: Final = 880.0
+HEIGHT: Final = 240.0
+
+COMPARED: Final[tuple[tuple[str, str, Callable[[SimResult], float | None]], ...]] = (
+    ("good requests per second", "{:,.2f}", lambda run: run.summary.goodput_per_s),
+    ("TTFT p95", "{:,.0f} ms", lambda run: run.summary.ttft_ms.p95),
+    ("TPOT p95", "{:,.1f} ms", lambda run: run.summary.tpot_ms.p95),
+    ("input tokens reused", "{:.1%}", lambda run: run.summary.hit_share),
+)
+
+
+def bars(found: Comparison, name: str, form: str, read: Callable[[SimResult], float | None]) -> str:
+    """Draw a metric as a bar for each policy, with its interval over the seeds."""
+    row = 28.0
+    drawing = Drawing(
+        WIDTH,
+        row * len(found.policies) + 4,
+        title=name,
+        description=f"{name} as one bar for each policy.",
+    )
+    values = {
+        policy: [
+            value for run in found.runs if run.policy == policy and (value := read(run)) is not None
+        ]
+        for policy in found.policies
+    }
+    means = {policy: sum(known) / len(known) for policy, known in values.items() if known}
+    across = linear(0.0, max(means.values(), default=1.0) * 1.05 or 1.0, LEFT, WIDTH - 64.0)
+    for index, policy in enumerate(found.policies):
+        y = row * index
+        drawing.text(LEFT - 8, y + 17, fitted(policy, LEFT - 10), anchor="end")
+        drawing.rect(LEFT, y + 5, WIDTH - 64.0 - LEFT, 16, "track", radius=2)
+        if policy not in means:
+            drawing.text(LEFT + 6, y + 17, "unknown", "t faint")
+            continue
+        mean, half = means[policy], half_width(values[policy])
+        css = "use base" if policy == found.reference else "use after"
+        drawing.rect(LEFT, y + 5, across(mean) - LEFT, 16, css, title=form.format(mean), radius=2)
+        if half is not None:
+            drawing.line(across(mean - half), y + 13, across(mean + half), y + 13, "median")
+        drawing.text(WIDTH - 58.0, y + 17, form.format(mean))
+    return drawing.render()
+
+
+def spread_bars(found: Comparison) -> str:
+    """Draw each replica's output over the mean, from most to least, as a line for each policy."""
+    first = [run for run in found.runs if run.seed == found.seeds[0]]
+    drawing = Drawing(
+        WIDTH,
+        HEIGHT,
+        title="Load spread",
+        description="Output of each replica over the mean of all.",
+    )
+    shares = [_shares(run) for run in first]
+    top = max((values[0] for values in shares if values), default=1.0)
+    up = linear(0.0, max(top, 1.0) * 1.05, HEIGHT - 24, 12)
+    across = linear(0.0, 1.0, 36.0, WIDTH - 12)
+    for value in ticks(0.0, max(top, 1.0), about=4):
+        drawing.line(36, up(value), WIDTH - 12, up(value), "grid")
+        drawing.text(30, up(value) + 4, f"{value:g}", anchor="end")
+    for run, values in zip(first, shares, strict=True):
+        last = max(1, len(values) - 1)
+        points = [(across(at / last), up(value)) for at, value in enumerate(values)]
+        if len(points) == 1:
+            points.append((across(1.0), points[0][1]))
+        css = "curve base" if run.policy == found.reference else "curve final"
+        drawing.polyline(points, css, title=run.policy)
+    drawing.text(36, HEIGHT - 6, "most loaded")
+    drawing.text(WIDTH - 12, HEIGHT - 6, "least loaded", anchor="end")
+    return drawing.render()
+
+
+def _shares(run: SimResult) -> list[float]:
+    mean = sum(run.output_tokens_by_replica) / max(1, len(run.output_tokens_by_replica))
+    return sorted((tokens / (mean or 1.0) for tokens in run.output_tokens_by_replica), reverse=True)
+
+
+def course(runs: Sequence[SimResult]) -> str:
+    """Draw arrivals as bars and good requests as a line for each policy, over time."""
+    drawing = Drawing(
+        WIDE,
+        HEIGHT,
+        title="Over time",
+        description="Requests that arrived in each slice of time, and how many of them met the objective.",
+    )
+    first = runs[0].course
+    count, top = len(first.arrived), max(max(first.arrived, default=1), 1)
+    up, across = linear(0.0, top * 1.05, HEIGHT - 26, 10), linear(0.0, count, 52.0, WIDE - 10)
+    for value in ticks(0.0, float(top), about=4):
+        drawing.line(52, up(value), WIDE - 10, up(value), "grid")
+        drawing.text(46, up(value) + 4, f"{value:,.0f}", anchor="end")
+    for at, arrived in enumerate(first.arrived):
+        height = up(0.0) - up(arrived)
+        drawing.rect(across(at), up(arrived), across(1) - across(0) - 1, height, "track")
+    for index, run in enumerate(runs):
+        points = [(across(at + 0.5), up(good)) for at, good in enumerate(run.course.good)]
+        drawing.polyline(points, "curve base" if index == 0 else "curve final", title=run.policy)
+    for value in ticks(0.0, count * first.slice_s, about=6):
+        drawing.text(across(value / first.slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor="middle")
+    return drawing.render()

@@ -1,0 +1,274 @@
+"""What arrives in a simulation: requests as lengths, times and block names, from traces or made up.
+
+No text is made. Blocks are named as the replica counts them: a trace's block of 512 tokens becomes 32 names of 16, so
+that reuse is found at the grain at which an engine finds it. Names are integers of 64 bits drawn from (trace, scope,
+block, part); equal names mean equal text up to there, as in the traces.
+
+Scaling a rate: `stretch` divides all gaps, which keeps the shape of bursts relative to the mean but shortens them;
+`overlay` lays copies of the trace over each other, each shifted by a drawn time and with names of its own, which keeps
+the length of bursts and smooths them as independent users do. Copies share nothing, so hit shares stay as they were.
+
+Source of the diurnal shape: a raised cosine, as in `workloads.base.PeakShape`.
+"""
+
+import bisect
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from trimtab.workloads.base import WorkloadError
+from trimtab.workloads.traces import TraceRecord
+
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request to come. `hashes` names its prompt's full blocks; `session` keeps turns together."""
+
+    at_s: float
+    session: str
+    input_tokens: int
+    output_tokens: int
+    hashes: tuple[int, ...] = ()
+    label: str = ""
+
+
+def mix(value: int) -> int:
+    """Return 64 well-mixed bits of an integer (the finalizer of splitmix64; Steele, Lea, Flood, 2014)."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def from_records(
+    records: Sequence[TraceRecord],
+    *,
+    trace_block_tokens: int,
+    block_tokens: int,
+    shared: bool = True,
+) -> list[Arrival]:
+    """Return the requests of a trace in order of time, the first at 0, with blocks named at an engine's grain.
+
+    `shared`: the trace says which blocks are equal; else no prompt shares any. Blocks of a trace that are no multiple
+    of the engine's are cut to whole ones. Raises `WorkloadError` without requests.
+    """
+    if not records:
+        raise WorkloadError("the trace has no request; give one with at least one")
+    ordered = sorted(records, key=lambda record: record.at_s)
+    start_s = ordered[0].at_s
+    namer = _Namer(trace_block_tokens, block_tokens)
+    return [
+        Arrival(
+            at_s=record.at_s - start_s,
+            session=record.session,
+            input_tokens=max(1, record.input_tokens),
+            output_tokens=max(1, record.output_tokens),
+            hashes=namer.names(record) if shared else (),
+            label=record.label,
+        )
+        for record in ordered
+    ]
+
+
+class _Namer:
+    """Names the engine's blocks of a prompt out of the trace's; remembers the scopes it has met."""
+
+    def __init__(self, trace_block_tokens: int, block_tokens: int) -> None:
+        self._coarse = trace_block_tokens
+        self._fine = block_tokens
+        self._scopes: dict[str, int] = {}
+
+    def names(self, record: TraceRecord) -> tuple[int, ...]:
+        """Return a name for each full block of the engine's size."""
+        scope = self._scopes.setdefault(record.scope, mix(len(self._scopes) << 40))
+        whole = record.input_tokens // self._fine
+        ids = [first + at for first, count in record.runs for at in range(count)]
+        coarse, fine = self._coarse, self._fine
+        if coarse % fine == 0:
+            parts = coarse // fine
+            names = [mix(scope ^ ((block << 16) + part)) for block in ids for part in range(parts)]
+            return tuple(names[:whole])
+        # A block of the engine that touches several of the trace is named by all of them.
+        found = []
+        for at in range(whole):
+            first, last = at * fine // coarse, ((at + 1) * fine - 1) // coarse
+            name = scope ^ at
+            for block in ids[first : last + 1]:
+                name = mix(name ^ block)
+            found.append(name)
+        return tuple(found)
+
+
+def stretch(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
+    """Return the requests with all gaps divided by `factor`: so many times the rate, bursts shortened with it."""
+    if not 0.0 < factor < math.inf:
+        raise WorkloadError(f"a rate is multiplied by a number above 0, got {factor}")
+    return [msgspec.structs.replace(one, at_s=one.at_s / factor) for one in arrivals]
+
+
+def overlay(
+    arrivals: Sequence[Arrival], copies: int, rng: random.Random, *, span_s: float | None = None
+) -> Iterator[Arrival]:
+    """Yield so many copies laid over each other, each turned round by a drawn time and sharing nothing.
+
+    A copy that reaches the end of `span_s` (the trace's own span if None) goes on at its beginning, so the rate is the
+    same all along. Copies are made as they are needed. Raises `WorkloadError` below one copy.
+    """
+    if copies < 1:
+        raise WorkloadError(f"copies: needs at least 1, got {copies}")
+    span = span_s if span_s is not None else max((one.at_s for one in arrivals), default=0.0)
+    shifts = [0.0, *(rng.random() * span for _ in range(1, copies))]
+    return heapq.merge(
+        *(_turned(arrivals, shift, span, copy) for copy, shift in enumerate(shifts)), key=_at
+    )
+
+
+def _turned(arrivals: Sequence[Arrival], shift: float, span: float, copy: int) -> Iterator[Arrival]:
+    salt = mix(copy) if copy else 0
+    first = bisect.bisect_right(arrivals, span - shift, key=_at)
+    last_s = 0.0
+    for place, one in enumerate((*arrivals[first:], *arrivals[:first])):
+        # Rounding must not put the end of the trace after its own beginning.
+        last_s = max(last_s, one.at_s + shift - (span if place < len(arrivals) - first else 0.0))
+        yield Arrival(
+            at_s=last_s,
+            session=f"{one.session}#{copy}" if copy else one.session,
+            input_tokens=one.input_tokens,
+            output_tokens=one.output_tokens,
+            hashes=tuple([name ^ salt for name in one.hashes]),
+            label=one.label,
+        )
+
+
+def join(parts: Sequence[Sequence[Arrival]], gap_s: float = 0.0) -> list[Arrival]:
+    """Return traces one after the other, `gap_s` between the last request of one and the first of the next."""
+    made: list[Arrival] = []
+    start_s = 0.0
+    for part in parts:
+        made.extend(msgspec.structs.replace(one, at_s=one.at_s + start_s) for one in part)
+        start_s = (made[-1].at_s if made else 0.0) + gap_s
+    return made
+
+
+class Diurnal(msgspec.Struct, frozen=True, kw_only=True):
+    """The rate over a day relative to its mean: a raised cosine from `low` to `high` with a period in seconds."""
+
+    period_s: float = 86_400.0
+    low: float = 0.4
+    high: float = 1.6
+
+
+def diurnal(arrivals: Sequence[Arrival], shape: Diurnal) -> list[Arrival]:
+    """Return the requests with times bent so that their rate follows the shape; order and number stay.
+
+    Time is mapped through the inverse of the shape's integral, found by bisection on a table of a thousand steps a
+    period, so bursts stay bursts.
+    """
+    if not 0.0 < shape.low <= shape.high or shape.period_s <= 0.0:
+        raise WorkloadError(f"a diurnal shape needs 0 < low <= high and a period, got {shape}")
+    if not arrivals:
+        return []
+    span = arrivals[-1].at_s
+    steps = max(1000, math.ceil(1000 * span / shape.period_s))
+    at = [span * step / steps for step in range(steps + 1)]
+    done = [0.0]
+    for left, right in itertools.pairwise(at):
+        done.append(done[-1] + (right - left) * _rate(shape, (left + right) / 2.0))
+    total = done[-1]
+    return [
+        msgspec.structs.replace(
+            one, at_s=_inverse(done, at, one.at_s / span * total) if span else 0.0
+        )
+        for one in arrivals
+    ]
+
+
+def _rate(shape: Diurnal, at_s: float) -> float:
+    phase = 2.0 * math.pi * at_s / shape.period_s
+    return shape.low + (shape.high - shape.low) * 0.5 * (1.0 - math.cos(phase))
+
+
+def _inverse(done: Sequence[float], at: Sequence[float], value: float) -> float:
+    place = min(max(1, bisect.bisect_left(done, value)), len(done) - 1)
+    low, high = done[place - 1], done[place]
+    share = (value - low) / (high - low) if high > low else 0.0
+    return at[place - 1] + (at[place] - at[place - 1]) * share
+
+
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Made-up sessions that share prefixes. Tokens are means; lengths are drawn log-normal with `spread` (sigma).
+
+    Of each prompt the first `system_tokens` are shared by all, the next `group_tokens` by a group of sessions, and a
+    turn repeats the whole prompt of the turn before with its answer. `rate_per_s`: turns per second, Poisson.
+    """
+
+    rate_per_s: float
+    duration_s: float
+    turns: int = 8
+    groups: int = 16
+    system_tokens: int = 512
+    group_tokens: int = 1024
+    turn_tokens: int = 256
+    output_tokens: int = 128
+    spread: float = 0.5
+    think_s: float = 10.0
+
+
+def sessions(shape: Sessions, rng: random.Random, *, block_tokens: int) -> list[Arrival]:
+    """Return the requests of made-up sessions in order of time."""
+    if shape.rate_per_s <= 0.0 or shape.duration_s <= 0.0 or shape.turns < 1 or shape.groups < 1:
+        raise WorkloadError("sessions need a rate, a duration, turns and groups above 0")
+    made: list[Arrival] = []
+    at_s, number = 0.0, 0
+    while True:
+        at_s += rng.expovariate(shape.rate_per_s / shape.turns)
+        if at_s >= shape.duration_s:
+            break
+        made.extend(_session(shape, rng, at_s, number, block_tokens))
+        number += 1
+    made = [one for one in made if one.at_s < shape.duration_s]
+    made.sort(key=_at)
+    return made
+
+
+def _session(
+    shape: Sessions, rng: random.Random, at_s: float, number: int, block_tokens: int
+) -> Iterator[Arrival]:
+    group = rng.randrange(shape.groups)
+    shared = shape.system_tokens // block_tokens
+    grouped = (shape.system_tokens + shape.group_tokens) // block_tokens
+    of_group, own = mix((1 << 48) + group), mix((2 << 48) + number)
+    length = shape.system_tokens + shape.group_tokens
+    for turn in range(shape.turns):
+        length += _drawn(rng, shape.turn_tokens, shape.spread)
+        output = _drawn(rng, shape.output_tokens, shape.spread)
+        whole = length // block_tokens
+        names = [mix(at) for at in range(min(shared, whole))]
+        names += [mix(of_group ^ at) for at in range(shared, min(grouped, whole))]
+        names += [mix(own ^ at) for at in range(grouped, whole)]
+        yield Arrival(
+            at_s=at_s,
+            session=f"s{number}",
+            input_tokens=length,
+            output_tokens=output,
+            hashes=tuple(names),
+            label="first" if turn == 0 else "turn",
+        )
+        length += output
+        at_s += rng.expovariate(1.0 / shape.think_s) if shape.think_s > 0.0 else 0.0
+
+
+def _drawn(rng: random.Random, mean: float, spread: float) -> int:
+    """Return a log-normal length with this mean."""
+    return max(1, round(mean * math.exp(rng.gauss(0.0, spread) - spread * spread / 2.0)))
+
+
+def _at(one: Arrival) -> float:
+    return one.at_s

@@ -1,0 +1,146 @@
+"""Policies against each other on the same arrivals: same seeds, paired, with intervals.
+
+Each seed gives one pair of runs that meet the same requests at the same times and the same faults, so what differs is
+the policy. The difference of a metric is taken per seed, relative to the reference; its interval is Student's over the
+seeds. With one seed there is a difference and no interval, and the answer says so.
+
+Source: paired comparison with common random numbers, Law, "Simulation Modeling and Analysis", chapter 10.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from trimtab.sim.arrivals import Arrival
+from trimtab.sim.run import SimResult, simulate
+from trimtab.sim.scenario import Scenario
+
+T_975: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Student's 97.5% quantile for 1 to 20 degrees of freedom; beyond, 1.96 is used."""
+
+METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
+    "ttft_ms_mean": (lambda run: run.summary.ttft_ms.mean, False),
+    "ttft_ms_p95": (lambda run: run.summary.ttft_ms.p95, False),
+    "tpot_ms_mean": (lambda run: run.summary.tpot_ms.mean, False),
+    "e2e_ms_p95": (lambda run: run.summary.e2e_ms.p95, False),
+    "good_share": (lambda run: run.summary.good_share, True),
+    "hit_share": (lambda run: run.summary.hit_share, True),
+    "lost_share": (lambda run: run.summary.lost_share, False),
+    "spread": (lambda run: run.summary.spread, False),
+    "output_tokens_per_s": (lambda run: run.summary.output_tokens_per_s, True),
+}
+"""What is compared: how it is read off a run, and whether more is better."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric under a policy against the reference. `low`, `high`: 95% interval of the mean difference over seeds.
+
+    Values are means over seeds, differences in the metric's own unit; None bounds: one seed only. `verdict`: better,
+    worse or "no difference shown"; unknown without an interval.
+    """
+
+    metric: str
+    policy: str
+    reference: float
+    value: float
+    difference: float
+    low: float | None
+    high: float | None
+    seeds: int
+    verdict: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs, by policy and seed, and the differences from the first policy."""
+
+    reference: str
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[SimResult, ...]
+    differences: tuple[Difference, ...]
+
+
+def compare(
+    scenario: Scenario,
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    trace: Sequence[Arrival] | None = None,
+    on_run: Callable[[str, int], None] = lambda *_: None,
+) -> Comparison:
+    """Simulate every policy under every seed; the first policy is the reference. Raises `ScenarioError`."""
+    runs = []
+    for seed in seeds:
+        for policy in policies:
+            on_run(policy, seed)
+            runs.append(simulate(scenario, policy, trace=trace, seed=seed))
+    return Comparison(
+        reference=policies[0],
+        policies=tuple(policies),
+        seeds=tuple(seeds),
+        runs=tuple(runs),
+        differences=tuple(differences_of(runs, policies[0])),
+    )
+
+
+def differences_of(runs: Sequence[SimResult], reference: str) -> list[Difference]:
+    """Return the paired differences of every metric between each other policy and the reference."""
+    by_key = {(run.policy, run.seed): run for run in runs}
+    others = list(dict.fromkeys(run.policy for run in runs if run.policy != reference))
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    made = []
+    for policy in others:
+        for metric, (read, more_is_better) in METRICS.items():
+            pairs = [
+                (read(by_key[reference, seed]), read(by_key[policy, seed]))
+                for seed in seeds
+                if (policy, seed) in by_key and (reference, seed) in by_key
+            ]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if known:
+                made.append(_difference(metric, policy, known, more_is_better))
+    return made
+
+
+def _difference(
+    metric: str, policy: str, pairs: Sequence[tuple[float, float]], more_is_better: bool
+) -> Difference:
+    deltas = [b - a for a, b in pairs]
+    mean = sum(deltas) / len(deltas)
+    half = half_width(deltas)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return Difference(
+        metric=metric,
+        policy=policy,
+        reference=sum(a for a, _ in pairs) / len(pairs),
+        value=sum(b for _, b in pairs) / len(pairs),
+        difference=mean,
+        low=low,
+        high=high,
+        seeds=len(pairs),
+        verdict=_verdict(low, high, more_is_better),
+    )
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return half of the 95% interval of a mean, None with fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = sum(values) / count
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    quantile = T_975[count - 2] if count - 2 < len(T_975) else 1.96
+    return quantile * spread / math.sqrt(count)
+
+
+def _verdict(low: float | None, high: float | None, more_is_better: bool) -> str:
+    if low is None or high is None:
+        return "unknown: one seed gives no interval"
+    if low <= 0.0 <= high:
+        return "no difference shown"
+    return "better" if (low > 0.0) == more_is_better else "worse"

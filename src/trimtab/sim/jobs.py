@@ -1,0 +1,76 @@
+"""What a simulated replica is told: what it can do, which requests it gets, and who hears of them."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from trimtab.core.step_cost import StepCost
+
+
+class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica can do. `kv_tokens`: all the KV it has; `budget_tokens`: most new tokens of one step.
+
+    `streams_max`: most running requests. `block_tokens`: tokens of a KV block.
+    """
+
+    cost: StepCost
+    kv_tokens: int
+    block_tokens: int = 16
+    budget_tokens: int = 2048
+    streams_max: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        for name in ("kv_tokens", "block_tokens", "budget_tokens", "streams_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.kv_tokens < self.block_tokens:
+            raise ValueError(
+                f"kv_tokens {self.kv_tokens} holds no block of {self.block_tokens} tokens"
+            )
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A request on a replica, and what becomes of it. Times in seconds of virtual time; None has not happened.
+
+    `hashes`: names of the prompt's full KV blocks. `tokens_per_step`: 1, or more where drafts are accepted.
+    `drafted`: draft tokens verified in each step beside the stream's own.
+    """
+
+    id: int
+    input_tokens: int
+    output_tokens: int
+    hashes: Sequence[int] = ()
+    tokens_per_step: float = 1.0
+    drafted: float = 0.0
+    arrived_s: float = 0.0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+    failed: str | None = None
+    # What the replica keeps of it while it runs.
+    prefill_left: int = 0
+    prefilled: int = 0
+    generated: int = 0
+    private: int = 0
+    named: int = 0
+    joined: int = 0
+    ends: int = 0
+    context: int = 0
+
+
+def _nobody(_: int) -> None:
+    """Take no notice of steps."""
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told what happens to a job: its first token, and its end (finished, or failed with a reason).
+
+    `stepped`: told how many steps all decoding streams made since it was told last.
+    """
+
+    first_token: Callable[[float, Job], None]
+    ended: Callable[[float, Job], None]
+    stepped: Callable[[int], None] = _nobody

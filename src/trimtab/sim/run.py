@@ -1,0 +1,228 @@
+"""Runs a scenario: workload in, fleet over it, figures out. The one place where the parts of a simulation meet."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from trimtab.core.cost import CostModel
+from trimtab.core.decision import RoutingPolicy
+from trimtab.policies.routing import build_policies
+from trimtab.sim.arrivals import (
+    Arrival,
+    Diurnal,
+    Sessions,
+    diurnal,
+    overlay,
+    sessions,
+    stretch,
+)
+from trimtab.sim.fleet import Fleet
+from trimtab.sim.kernel import Kernel
+from trimtab.sim.public_policies import PUBLIC
+from trimtab.sim.records import Outcome, Records, Summary, summarise
+from trimtab.sim.scenario import (
+    FaultSection,
+    Scenario,
+    ScenarioError,
+    fleet_spec,
+    objective_of,
+    replica_spec,
+)
+from trimtab.sim.streams import Streams
+
+SLICES: Final = 60
+"""Slices of time in which a run's course is kept."""
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run went over time: one value for each slice of `slice_s` seconds."""
+
+    slice_s: float
+    arrived: tuple[int, ...]
+    good: tuple[int, ...]
+    replicas_ready: tuple[int, ...]
+
+
+class SimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price."""
+
+    scenario: str
+    policy: str
+    seed: int
+    replicas: int
+    summary: Summary
+    course: Course
+    output_tokens_by_replica: tuple[int, ...]
+    preemptions: int
+    events: int
+    replica_hours: float
+    cost: float | None
+
+
+def policies_of(scenario: Scenario) -> dict[str, RoutingPolicy]:
+    """Return every policy that a scenario can name: our own as they run live, and the public ones."""
+    routing = scenario.routing
+    own = build_policies(
+        routing_cost(scenario),
+        load_bound=routing.load_bound,
+        min_match_tokens=routing.min_match_tokens,
+    )
+    return {**own, **{name: build() for name, build in PUBLIC.items()}}
+
+
+def routing_cost(scenario: Scenario) -> CostModel:
+    """Return the cost model that routing predicts with: the replica's own, at the context of half of its KV."""
+    spec = replica_spec(scenario)
+    context = spec.kv_tokens / 2.0 / spec.streams_max
+    return spec.cost.as_cost_model(context_tokens=context, chunk_tokens=spec.budget_tokens)
+
+
+def check_policy(scenario: Scenario, policy: str) -> None:
+    """Raise `ScenarioError` for a policy that is not known."""
+    known = policies_of(scenario)
+    if policy not in known:
+        raise ScenarioError(
+            f"no policy {policy!r} is known; known are: {', '.join(sorted(known))} - at `$.routing.policy`"
+        )
+
+
+def workload_of(
+    scenario: Scenario, trace: Sequence[Arrival] | None, streams: Streams
+) -> Iterable[Arrival]:
+    """Return what arrives, in order of time. `trace`: the requests of the trace, if the scenario has one.
+
+    Raises `ScenarioError` with neither a trace nor synthetic sessions.
+    """
+    shape = scenario.workload
+    if trace is None:
+        made = shape.synthetic
+        if made is None:
+            raise ScenarioError(
+                "nothing arrives: give --trace, workload.trace or [workload.synthetic] - at `$.workload`"
+            )
+        values = {name: getattr(made, name) for name in made.__struct_fields__}
+        times = scenario.fleet.replicas if shape.per_replica else 1
+        values.update(rate_per_s=made.rate_per_s * times, groups=made.groups * times)
+        trace = sessions(
+            Sessions(**values, duration_s=shape.duration_s),
+            streams.stream("sessions"),
+            block_tokens=scenario.replica.block_tokens,
+        )
+        return _bent(scenario, trace)
+    copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
+    whole = max(1, math.floor(copies))
+    base = _bent(scenario, stretch(trace, copies / whole) if copies != whole else trace)
+    return base if whole == 1 else overlay(base, whole, streams.stream("overlay"))
+
+
+def _bent(scenario: Scenario, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+    shape = scenario.workload
+    if shape.diurnal_low >= 1.0:
+        return arrivals
+    day = Diurnal(
+        period_s=shape.diurnal_period_s, low=shape.diurnal_low, high=2.0 - shape.diurnal_low
+    )
+    return diurnal(arrivals, day)
+
+
+def simulate(
+    scenario: Scenario,
+    policy: str,
+    *,
+    trace: Sequence[Arrival] | None = None,
+    seed: int | None = None,
+    policies: Mapping[str, RoutingPolicy] | None = None,
+    on_progress: Callable[[float, int], None] = lambda *_: None,
+) -> SimResult:
+    """Simulate a scenario under a policy. The same arguments give the same result.
+
+    `policies`: others to choose from by name instead of the scenario's. `on_progress(virtual seconds, requests)` is
+    told SLICES times. Raises `ScenarioError`.
+    """
+    known = policies if policies is not None else policies_of(scenario)
+    if policy not in known:
+        check_policy(scenario, policy)
+    streams = Streams(scenario.seed if seed is None else seed)
+    fleet = Fleet(fleet_spec(scenario, policy), known, streams, kernel=Kernel())
+    _plan_faults(scenario, fleet)
+    watch = _Watch(scenario, fleet, on_progress)
+    fleet.run(workload_of(scenario, trace, streams), until_s=scenario.workload.duration_s)
+    return _result(scenario, policy, streams.seed, fleet, watch)
+
+
+def _plan_faults(scenario: Scenario, fleet: Fleet) -> None:
+    for fault in scenario.faults:
+        fleet.at(fault.at_s, partial(_happen, fault))
+
+
+def _happen(fault: FaultSection, now_s: float, fleet: Fleet) -> None:
+    replica = f"r{fault.replica:05d}"
+    match fault.kind:
+        case "kill" | "lose":
+            fleet.kill_replica(now_s, replica, restart=fault.kind == "kill")
+        case "drain":
+            fleet.drain_replica(now_s, replica)
+        case "slow":
+            fleet.slow_replica(replica, fault.factor)
+        case _:
+            fleet.add_replica(now_s)
+
+
+class _Watch:
+    """Counts ready replicas in slices of a run, and tells of progress."""
+
+    def __init__(
+        self, scenario: Scenario, fleet: Fleet, on_progress: Callable[[float, int], None]
+    ) -> None:
+        self.slice_s = scenario.workload.duration_s / SLICES
+        self.ready: list[int] = []
+        self._fleet = fleet
+        self._on_progress = on_progress
+        for at in range(SLICES):
+            fleet.at((at + 0.5) * self.slice_s, self._look)
+
+    def _look(self, now_s: float, fleet: Fleet) -> None:
+        self.ready.append(fleet.ready_count)
+        self._on_progress(now_s, len(fleet.records))
+
+
+def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Watch) -> SimResult:
+    duration_s, records = scenario.workload.duration_s, fleet.records
+    objective, count = objective_of(scenario), len(fleet.numbers)
+    hours = sum(watch.ready) * watch.slice_s / 3600.0
+    price = scenario.fleet.price_per_hour
+    done = records.outcomes() == Outcome.FINISHED
+    output = np.bincount(
+        records.replicas()[done], weights=records.column("output_tokens")[done], minlength=count
+    )
+    return SimResult(
+        scenario=scenario.name,
+        policy=policy,
+        seed=seed,
+        replicas=count,
+        summary=summarise(
+            records, objective, from_s=scenario.warm_s, to_s=duration_s, replicas=count
+        ),
+        course=_course(scenario, records, watch),
+        output_tokens_by_replica=tuple(int(tokens) for tokens in output),
+        preemptions=sum(replica.preemptions for replica in fleet.replicas.values()),
+        events=fleet.kernel.events,
+        replica_hours=hours,
+        cost=hours * price if price else None,
+    )
+
+
+def _course(scenario: Scenario, records: Records, watch: _Watch) -> Course:
+    edges = np.linspace(0.0, scenario.workload.duration_s, SLICES + 1)
+    at = records.column("at_s")
+    good = records.good(objective_of(scenario))
+    return Course(
+        slice_s=watch.slice_s,
+        arrived=tuple(int(count) for count in np.histogram(at, edges)[0]),
+        good=tuple(int(count) for count in np.histogram(at[good], edges)[0]),
+        replicas_ready=tuple(watch.ready),
+    )

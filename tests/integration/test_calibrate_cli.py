@@ -1,0 +1,147 @@
+"""`trimtab calibrate`: a measurement in, an engine model with its error out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from events_kit import SteppingClock
+from sim_kit import LIMITS, engine_lines, measurement, recorded_day
+
+from trimtab.core.events import RequestServed
+from trimtab.interfaces.calibrate_inputs import read_measurement
+from trimtab.interfaces.cli import main
+from trimtab.runtime.ledger import SqliteLedger
+from trimtab.sim.scenario import parse_scenario
+
+ENGINE = ("--kv-tokens", str(LIMITS.kv_tokens), "--streams", str(LIMITS.streams_max))
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Requests as an engine of known cost served them."""
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(engine_lines(measurement(40))))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    """Run the command with few simulations."""
+    words = ("calibrate", *arguments, "--tries", 60)
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_measurement_becomes_a_model_with_its_error(measured: Path) -> None:
+    """The step's formula, errors of what was not fitted by metric and statistic, and what was never measured."""
+    told = run(measured, *ENGINE)
+    assert told.exit_code == 0, told.output
+    text = " ".join(told.stdout.split())
+    for words in (
+        "fitted on the first 20 requests, scored on the other 20",
+        "step = ",
+        "x context",
+        "throughput of the whole measurement",
+    ):
+        assert words in text
+    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        for statistic in ("mean", "p50", "p95"):
+            assert any(metric in row and statistic in row for row in told.stdout.splitlines())
+    assert "never measured in the fitted part: " in text
+    assert "queued" in text.partition("never measured")[2]
+
+
+def test_json_has_the_same_with_every_figure(measured: Path) -> None:
+    """For other programs; the unseen half is told within a few per cent."""
+    (found,) = json.loads(run(measured, *ENGINE, "--json").stdout)
+    assert found["source"] == str(measured)
+    assert found["limits"]["kv_tokens"] == LIMITS.kv_tokens
+    assert (found["fitted"]["fitted"], found["fitted"]["scored"]) == (20, 20)
+    assert found["regimes"]["queued"] == [0, 0]
+    overall = [one for one in found["fitted"]["errors"] if one["regime"] is None]
+    assert len(overall) == 9
+    assert max(abs(one["error"]) for one in overall) < 0.10
+
+
+def test_model_that_was_written_can_be_simulated(measured: Path, tmp_path: Path) -> None:
+    """The file is the [replica] part of a scenario and says where it came from."""
+    out = tmp_path / "replica.toml"
+    assert run(measured, *ENGINE, "--out", out).exit_code == 0
+    rest = (
+        "[fleet]\nreplicas = 1\n[workload]\nduration_s = 5\n[workload.synthetic]\nrate_per_s = 2\n"
+    )
+    text = 'name = "fitted"\n' + out.read_text() + rest
+    scenario = parse_scenario(text, source="x.toml")
+    assert scenario.replica.kv_tokens == LIMITS.kv_tokens
+    assert scenario.replica.cost.source == f"fitted to 20 requests of {measured}"
+    (tmp_path / "x.toml").write_text(text)
+    simulated = CliRunner().invoke(main, ["simulate", str(tmp_path / "x.toml")])
+    assert simulated.exit_code == 0, simulated.output
+    assert f"fitted to 20 requests of {measured}" in "".join(simulated.stdout.split("\n"))
+    assert [path.name for path in tmp_path.glob(".*.part")] == []
+
+
+def test_several_measurements_are_fitted_each_on_its_own(measured: Path) -> None:
+    """One answer for each, in order; --out takes one only."""
+    assert len(json.loads(run(measured, measured, *ENGINE, "--json").stdout)) == 2
+    assert run(measured, measured, *ENGINE, "--out", measured.with_name("o.toml")).exit_code == 2
+
+
+def test_ledger_is_a_measurement_of_the_replica_that_served_most(tmp_path: Path) -> None:
+    """Times are the gateway's; a prompt counts with what was computed of it."""
+    path, day = tmp_path / "ledger.sqlite", recorded_day(30)
+    sink = SqliteLedger(path, clock=SteppingClock())
+    for event in day:
+        sink.append(event, cause_id=None)
+    sink.close()
+    served = [event.record for event in day if isinstance(event, RequestServed)]
+    names = [record.replica for record in served]
+    most = max(("r0", "r1"), key=names.count)
+    mine = [record for record in served if record.replica == most]
+    found = read_measurement(path)
+    assert len(found) == len(mine)
+    assert found[0].at_s == 0.0
+    assert {one.input_tokens for one in found} == {400 - 288}
+    assert [one.ttft_ms for one in found] == pytest.approx([record.ttft_ms for record in mine])
+    told = run(path, "--kv-tokens", 100_000)
+    assert told.exit_code == 0, told.output
+
+
+@pytest.mark.parametrize(
+    ("at", "field", "value", "told"),
+    [
+        (3, "first_token_ts", 0.0, "line 4, queued_ts"),
+        (0, "input_toks", 0, "input_toks"),
+        (5, "output_toks", None, "output_toks"),
+    ],
+)
+def test_wrong_measurement_ends_with_1_and_names_line_and_field(
+    measured: Path, at: int, field: str, value: object, told: str
+) -> None:
+    """Times that go back, a prompt of no tokens, an unknown count."""
+    lines = measured.read_text().splitlines()
+    lines[at] = json.dumps(json.loads(lines[at]) | {field: value})
+    measured.write_text("\n".join(lines))
+    ended = run(measured, *ENGINE)
+    assert ended.exit_code == 1
+    text = " ".join(ended.output.split())
+    assert told in text
+    assert f"line {at + 1}" in text
+
+
+def test_too_few_requests_end_with_1(measured: Path) -> None:
+    """What can be fitted is said."""
+    measured.write_text("\n".join(engine_lines(measurement(8))))
+    ended = run(measured, *ENGINE)
+    assert (ended.exit_code, "8 requests are too few" in ended.output) == (1, True)
+
+
+def test_limits_that_cannot_be_right_end_with_1(measured: Path) -> None:
+    """A request that was served could not have run."""
+    ended = run(measured, "--kv-tokens", 256)
+    assert (ended.exit_code, "give the engine's own" in " ".join(ended.output.split())) == (1, True)
+
+
+def test_kv_must_be_said(measured: Path) -> None:
+    """It is not fitted, and a wrong default would be fitted away into the costs."""
+    ended = run(measured)
+    assert (ended.exit_code, "--kv-tokens" in ended.output) == (2, True)

@@ -1,0 +1,253 @@
+"""`trimtab simulate`: what it prints and writes, and how wrong inputs end."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from trimtab.interfaces.cli import main
+from trimtab.sim.compare import Comparison
+from trimtab.sim.public_policies import PUBLIC
+
+SCENARIO = """name = "two of them"
+warm_s = 2
+[replica]
+kv_tokens = 8192
+block_tokens = 64
+streams_max = 16
+[replica.cost]
+overhead_ms = 2.0
+weights_ms = 8.0
+token_ms = 0.05
+source = "made up"
+[fleet]
+replicas = 2
+price_per_hour = 3.0
+[objective]
+ttft_ms = 300
+[workload]
+duration_s = 12
+[workload.synthetic]
+rate_per_s = 4.0
+groups = 4
+turns = 3
+think_s = 1.0
+"""
+TRACED = SCENARIO.partition("[workload.synthetic]")[0]
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def line(at_ms: int, tokens: int, ids: list[int], output: int = 20) -> str:
+    """One line of a Mooncake trace."""
+    entry = {"timestamp": at_ms, "input_length": tokens, "output_length": output, "hash_ids": ids}
+    return json.dumps(entry)
+
+
+TRACE = [line(at * 500, 1500, [0, 1, 10 + at]) for at in range(20)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A scenario of synthetic sessions, one for a trace, the trace, and a policy's file."""
+    (tmp_path / "made.toml").write_text(SCENARIO)
+    (tmp_path / "traced.toml").write_text(TRACED)
+    (tmp_path / "trace.jsonl").write_text("\n".join(TRACE))
+    (tmp_path / "tight.toml").write_text("[routing]\nload_bound = 1.0\n")
+    return tmp_path
+
+
+def run(*arguments: object) -> Result:
+    """Run the command with the options given."""
+    return CliRunner().invoke(main, ["simulate", *(str(one) for one in arguments)])
+
+
+def read(result: Result) -> Comparison:
+    """The JSON of a run, as its type."""
+    assert result.exit_code == 0, result.output
+    return msgspec.json.decode(result.stdout, type=Comparison)
+
+
+def test_scenario_becomes_a_table_of_what_users_get(folder: Path) -> None:
+    """Figures with units, how requests ended, and where the engine model comes from."""
+    told = run(folder / "made.toml")
+    assert told.exit_code == 0, told.output
+    for words in ("two of them: 2 replicas", "engine model: made up", "TTFT p95", "reused", "shed"):
+        assert words in told.stdout
+    assert "from 2 to 12 s" in " ".join(told.stdout.split())
+
+
+def test_same_scenario_and_seed_give_the_same_bytes(folder: Path) -> None:
+    """Also with several policies; another seed gives others."""
+    arguments = (folder / "made.toml", "--compare", "cache_tree", "--json")
+    first, again = (run(*arguments).stdout for _ in range(2))
+    assert first == again
+    assert first != run(*arguments, "--seed", "9").stdout
+
+
+def test_every_request_that_arrived_is_accounted_for(folder: Path) -> None:
+    """Finished, shed, failed or in flight, for each policy."""
+    found = read(run(folder / "made.toml", "--compare", "round_robin", "--json"))
+    assert found.policies == ("prefix_affine", "round_robin")
+    for one in (run.summary for run in found.runs):
+        assert one.arrived == one.finished + one.shed + one.failed + one.in_flight > 10
+    assert len({one.summary.arrived for one in found.runs}) == 1
+
+
+def test_seeds_give_intervals_and_one_seed_says_that_it_does_not(folder: Path) -> None:
+    """Whether a difference is chance cannot be told from one."""
+    one = run(folder / "made.toml", "--compare", "round_robin")
+    assert "whether a difference is chance is unknown" in " ".join(one.stdout.split())
+    more = read(run(folder / "made.toml", "--compare", "round_robin", "--seeds", "3", "--json"))
+    assert more.seeds == (1, 2, 3)
+    assert len(more.runs) == 6
+    assert {one.low is None for one in more.differences} == {False}
+    shown = run(folder / "made.toml", "--compare", "round_robin", "--seeds", "3").stdout
+    assert "paired by seed, 95% intervals" in shown
+
+
+def test_report_is_one_page_and_one_file_of_figures(folder: Path) -> None:
+    """The page needs nothing from elsewhere and has a picture for each figure; the JSON is what --json prints."""
+    arguments = (folder / "made.toml", "--compare", "cache_tree", "--seeds", "2")
+    told = run(*arguments, "--report", folder / "out")
+    assert told.exit_code == 0, told.output
+    assert {path.name for path in (folder / "out").iterdir()} == {"index.html", "result.json"}
+    printed = run(*arguments, "--json").stdout
+    assert (folder / "out" / "result.json").read_text().strip() == printed.strip()
+    page = (folder / "out" / "index.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "cache_tree" in page
+    assert "<script" not in page
+    assert "What this cannot say" in page
+
+
+def test_options_go_over_the_scenario(folder: Path) -> None:
+    """More replicas and gateways, and what they cost."""
+    found = read(
+        run(
+            folder / "made.toml",
+            "--replicas",
+            5,
+            "--gateways",
+            2,
+            "--policy",
+            "least_loaded",
+            "--json",
+        )
+    )
+    (one,) = found.runs
+    assert (one.replicas, one.policy, len(one.output_tokens_by_replica)) == (5, "least_loaded", 5)
+    assert one.cost == pytest.approx(one.replica_hours * 3.0)
+    assert one.replica_hours == pytest.approx(5 * 12 / 3600)
+
+
+def test_policy_file_is_called_by_its_name(folder: Path) -> None:
+    """The routing of the file goes over the scenario's."""
+    found = read(run(folder / "made.toml", "--compare", folder / "tight.toml", "--json"))
+    assert found.policies == ("prefix_affine", "tight")
+
+
+def test_every_policy_that_is_listed_can_be_simulated(folder: Path) -> None:
+    """Our own and the public ones."""
+    names = run(folder / "made.toml", "--policies").stdout.split()
+    assert set(names) >= {"prefix_affine", "round_robin", "least_loaded", *PUBLIC}
+    first, *others = names
+    compared = [word for name in others for word in ("--compare", name)]
+    found = read(run(folder / "made.toml", "--policy", first, *compared, "--json"))
+    assert [one.policy for one in found.runs] == names
+    assert min(one.summary.finished for one in found.runs) > 0
+
+
+def test_trace_brings_its_shared_blocks(folder: Path) -> None:
+    """All 20 prompts begin alike: all but the first on each replica reuse two blocks of three."""
+    found = read(run(folder / "traced.toml", "--trace", folder / "trace.jsonl", "--json"))
+    summary = found.runs[0].summary
+    assert summary.arrived == 16  # of 20 in 10 s, those from 2 s on
+    assert 0.5 < summary.hit_share <= 1024 / 1500
+
+
+def test_trace_that_the_scenario_names_lies_beside_it(folder: Path) -> None:
+    """Relative to the scenario, not to where the command runs."""
+    text = TRACED.replace("duration_s = 12", 'duration_s = 12\ntrace = "trace.jsonl"')
+    (folder / "named.toml").write_text(text)
+    named = read(run(folder / "named.toml", "--json"))
+    assert named == read(run(folder / "traced.toml", "--trace", folder / "trace.jsonl", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([TRACE[2], TRACE[0]], "line 2, timestamp"),
+        ([TRACE[0], line(500, 600, [0, 1, 2])], "line 2, hash_ids: 3 ids, but input_length 600"),
+        ([line(0, 600, [0])], "line 1, hash_ids: 1 ids, but input_length 600 takes 2"),
+        ([line(-5, 600, [0, 1])], "timestamp"),
+        ([line(0, -1, [])], "input_length"),
+        (['{"timestamp": 0}'], "line 1"),
+        ([], "request"),
+    ],
+)
+def test_wrong_trace_ends_with_1_and_names_line_and_field(
+    folder: Path, lines: list[str], told: str
+) -> None:
+    """Unsorted, a hash beyond its input's length or too few, a negative time or length, a missing field, no request."""
+    (folder / "bad.jsonl").write_text("\n".join(lines))
+    ended = run(folder / "traced.toml", "--trace", folder / "bad.jsonl")
+    assert ended.exit_code == 1
+    assert told in " ".join(ended.output.split())
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("kv_tokens", "kv_token", "line 4: Object contains unknown field `kv_token`"),
+        ("rate_per_s = 4.0", "rate_per_s = -4.0", "line 20: Expected `float` > 0.0"),
+        ("[workload.synthetic]", "[workload.made]", "unknown field `made`"),
+    ],
+)
+def test_wrong_scenario_ends_with_1_and_names_line_and_field(
+    folder: Path, old: str, new: str, told: str
+) -> None:
+    """A wrong key, a negative rate, a section that is not known."""
+    (folder / "bad.toml").write_text(SCENARIO.replace(old, new, 1))
+    ended = run(folder / "bad.toml")
+    assert ended.exit_code == 1
+    assert told in " ".join(ended.output.split())
+    assert f"`$.{'workload' if 'made' in new else ''}" in ended.output
+
+
+def test_unknown_policy_ends_with_1_and_lists_those_that_are_known(folder: Path) -> None:
+    """Before anything is simulated; a policy named twice too."""
+    ended = run(folder / "made.toml", "--compare", "fifo")
+    assert (ended.exit_code, "prefix_affine" in ended.output) == (1, True)
+    twice = run(folder / "made.toml", "--compare", "prefix_affine")
+    assert (twice.exit_code, "named twice" in twice.output) == (1, True)
+
+
+def test_scenario_without_a_workload_says_what_to_give(folder: Path) -> None:
+    """Nothing arrives."""
+    ended = run(folder / "traced.toml")
+    assert (ended.exit_code, "give --trace" in ended.output) == (1, True)
+
+
+def test_missing_file_and_wrong_option_are_usage_errors(folder: Path) -> None:
+    """Exit code 2."""
+    assert run(folder / "none.toml").exit_code == 2
+    assert run(folder / "made.toml", "--replicas", 0).exit_code == 2
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
+def test_examples_can_be_read(name: str) -> None:
+    """Every scenario that is shipped lists its policies."""
+    told = run(EXAMPLES / name, "--policies")
+    assert (told.exit_code, "prefix_affine" in told.stdout) == (0, True), told.output
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in (EXAMPLES / "policies").glob("*.toml"))
+)
+def test_example_policies_can_be_simulated(folder: Path, name: str) -> None:
+    """Each goes over a scenario's routing."""
+    found = read(run(folder / "made.toml", "--policy", EXAMPLES / "policies" / name, "--json"))
+    assert found.policies == (Path(name).stem,)

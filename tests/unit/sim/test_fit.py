@@ -1,0 +1,91 @@
+"""The fit of a step cost: it finds the engine that made the measurement, and says how far it is off."""
+
+import msgspec
+import pytest
+from sim_kit import LIMITS, TRUTH, measurement
+
+from trimtab.sim.fit import PARAMETERS, Fitted, fit, guess, serve
+from trimtab.sim.measured import Regime
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    """A fit on the first half of what an engine of known cost served."""
+    return fit(measurement(60), LIMITS, source="a made-up engine", tries_max=150)
+
+
+def test_fit_finds_an_engine_that_serves_the_unseen_half_alike(fitted: Fitted) -> None:
+    """Within 3% in every statistic, and in throughput."""
+    overall = [error for error in fitted.errors if error.regime is None]
+    assert len(overall) == 9
+    assert [error for error in overall if abs(error.error) > 0.03] == []
+    assert abs(fitted.throughput_error) < 0.01
+
+
+def test_fit_says_on_what_it_was_made(fitted: Fitted) -> None:
+    """Half of the requests each, and where they came from."""
+    assert (fitted.fitted, fitted.scored) == (30, 30)
+    assert fitted.cost.source == "fitted to 30 requests of a made-up engine"
+    assert fitted.tries <= 160
+
+
+def test_fit_tells_what_a_step_costs(fitted: Fitted) -> None:
+    """Single parameters can stand for each other; the time of a usual step cannot."""
+    for tokens, streams in ((1, 1), (8, 8), (600, 4)):
+        found = fitted.cost.step_ms(tokens=tokens, streams=streams, context_tokens=streams * 800)
+        true = TRUTH.step_ms(tokens=tokens, streams=streams, context_tokens=streams * 800)
+        assert found == pytest.approx(true, rel=0.15)
+
+
+def test_fit_is_the_same_every_time() -> None:
+    """Nothing is drawn."""
+    first, second = (fit(measurement(14), LIMITS, source="x", tries_max=20) for _ in range(2))
+    assert first == second
+
+
+def test_fit_tells_of_every_try_with_the_best_so_far() -> None:
+    """The loss that is told never grows."""
+    told: list[tuple[int, float]] = []
+    fit(
+        measurement(14),
+        LIMITS,
+        source="x",
+        tries_max=20,
+        on_try=lambda number, loss: told.append((number, loss)),
+    )
+    assert [number for number, _ in told] == list(range(1, len(told) + 1))
+    losses = [loss for _, loss in told]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_too_few_requests_are_refused() -> None:
+    """Six parameters need six requests on both sides."""
+    with pytest.raises(ValueError, match="11 requests are too few"):
+        fit(measurement(11), LIMITS, source="x")
+
+
+def test_limits_under_which_a_served_request_cannot_run_are_refused() -> None:
+    """It ran, so the limits are wrong; the message names what to give."""
+    small = msgspec.structs.replace(LIMITS, kv_tokens=256)
+    with pytest.raises(ValueError, match="give the engine's own kv_tokens"):
+        serve(measurement(12), small.spec(TRUTH))
+
+
+def test_starting_guess_is_of_the_right_order() -> None:
+    """The search stays within a factor of it."""
+    start = guess(measurement(40), LIMITS, range(40))
+    assert 1 / 3 < (start.overhead_ms + start.weights_ms) / 14.0 < 3
+    assert 1 / 3 < start.token_ms / TRUTH.token_ms < 3
+    assert min(getattr(start, name) for name in PARAMETERS) > 0.0
+
+
+def test_error_of_a_wrong_cost_is_seen(fitted: Fitted) -> None:
+    """The scores are no formality: steps that take twice as long are off by as much."""
+    slow = msgspec.structs.replace(
+        TRUTH, **{name: 2.0 * getattr(TRUTH, name) for name in PARAMETERS}
+    )
+    real = measurement(20, gap_s=5.0)
+    served, _ = serve(real, LIMITS.spec(slow))
+    ratios = [made.e2e_ms / one.e2e_ms for one, made in zip(real, served, strict=True)]
+    assert ratios == pytest.approx([2.0] * 20, rel=0.01)
+    assert {error.regime for error in fitted.errors} <= {None, *Regime}
