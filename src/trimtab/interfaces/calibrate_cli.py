@@ -154,9 +154,14 @@ def _show(found: Calibration, console: Console) -> None:
         soft_wrap=True,
     )
     cost = fitted.cost
-    console.print(
-        f"step = {cost.overhead_ms:.3g} + max({cost.weights_ms:.3g}, {cost.token_ms:.3g} x tokens) + {cost.stream_ms:.3g} x streams + {cost.context_ms:.3g} x context + {cost.pair_ms:.3g} x pairs ms"
+    terms = (
+        f"{cost.overhead_ms:.3g}",
+        f"max({cost.weights_ms:.3g}, {cost.token_ms:.3g} x tokens)",
+        f"{cost.stream_ms:.3g} x streams",
+        f"{cost.context_ms:.3g} x context",
+        f"{cost.pair_ms:.3g} x pairs",
     )
+    console.print(f"step = {' + '.join(terms)} ms", soft_wrap=True)
     table = Table(show_edge=False)
     for name in ("regime", "metric", "statistic", "measured", "simulated", "error", "n"):
         table.add_column(
