@@ -98,9 +98,7 @@ def test_match_of_a_server_over_the_bound_need_not_be_known(tmp_path: Path) -> N
 
 def test_what_a_person_tells_of_load_goes_before_the_page(tmp_path: Path) -> None:
     """A fact is not overwritten: told to be full, A is passed over, whatever its page says."""
-    full = (
-        '[[balance.replicas]]\nname = "A"\nmatch_share = 0.9\nkv_used_share = 0.99\n'
-    )
+    full = '[[balance.replicas]]\nname = "A"\nmatch_share = 0.9\nkv_used_share = 0.99\n'
     pages = {"A": vllm(EVEN), "B": vllm(WARM)}
     assert judgement(fleet(tmp_path, pages, full + matches(B=0.6)), PLACE)["choice"] == "B"
     assert judgement(fleet(tmp_path, pages, matches(A=0.9, B=0.6)), PLACE)["choice"] == "A"
