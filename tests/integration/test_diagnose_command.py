@@ -210,6 +210,15 @@ def test_target_that_is_missed_is_no_health(tmp_path: Path) -> None:
     assert diagnose(tmp_path, vllm(QUEUED), options=("--ttft-ms", "500")).code == 1
 
 
+def test_long_times_beside_a_target_are_told_as_numbers(tmp_path: Path) -> None:
+    """Bucket edges of ten seconds and more are no powers of ten."""
+    slow = CALM.but(ttft=Hist(100, 12.0))
+    told = diagnose(tmp_path, vllm(slow), options=("--ttft-ms", "1000"))
+    assert (
+        "TTFT p99 between 10,000 and 15,000 ms, target 1,000 ms" in told.answer["healthy_because"]
+    )
+
+
 def test_target_without_its_reading_cannot_tell(tmp_path: Path) -> None:
     """A target that no metric speaks of is neither met nor missed."""
     page = vllm(CALM.without("ttft", "queue", "e2e", "prefill"))
