@@ -14,6 +14,7 @@ from scrape_kit import Told, invoke
 
 LIVE = Path(__file__).with_name("transcripts") / "live"
 CASES = sorted(path.parent for path in LIVE.glob("*/*/case.json"))
+DIAGNOSES = Path(__file__).resolve().parents[2] / "docs/diagnoses"
 WHOLE = (0, 1, 2)
 WINDOWS = (WHOLE, (0, 2), (0, 1), (1, 2))
 LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("slots",), ("cost",), ("cost", "slots"), ("cache",))
@@ -95,3 +96,24 @@ def _overconfident(answers: list[tuple[float, bool]]) -> dict[str, Any]:
         if right < sure:
             found[f"{low:.0%} to {high:.0%}"] = (right, sure)
     return found
+
+
+@pytest.mark.parametrize(
+    ("load", "page"),
+    [
+        ("embedded/short-decodes", "decode-compute.md"),
+        ("embedded/evicted-context", "prefill-memory-capacity.md"),
+    ],
+)
+def test_worked_example_of_a_page_is_the_answer_to_its_recording(
+    tmp_path: Path, load: str, page: str
+) -> None:
+    """What binds, why and how sure that is stand on the page as the command says them."""
+    told, _ = judged(tmp_path, LIVE / load)
+    text = (DIAGNOSES / page).read_text()
+    binding = told.answer["binding"]
+    assert (
+        f"{binding['share']:.0%} of request time (confidence {told.answer['confidence']:.0%};"
+        in text
+    )
+    assert binding["because"] in text

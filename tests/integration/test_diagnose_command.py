@@ -210,6 +210,15 @@ def test_target_that_is_missed_is_no_health(tmp_path: Path) -> None:
     assert diagnose(tmp_path, vllm(QUEUED), options=("--ttft-ms", "500")).code == 1
 
 
+def test_long_times_beside_a_target_are_told_as_numbers(tmp_path: Path) -> None:
+    """Bucket edges of ten seconds and more are no powers of ten."""
+    slow = CALM.but(ttft=Hist(100, 12.0))
+    told = diagnose(tmp_path, vllm(slow), options=("--ttft-ms", "1000"))
+    assert (
+        "TTFT p99 between 10,000 and 15,000 ms, target 1,000 ms" in told.answer["healthy_because"]
+    )
+
+
 def test_target_without_its_reading_cannot_tell(tmp_path: Path) -> None:
     """A target that no metric speaks of is neither met nor missed."""
     page = vllm(CALM.without("ttft", "queue", "e2e", "prefill"))
@@ -226,6 +235,9 @@ def test_target_without_its_reading_cannot_tell(tmp_path: Path) -> None:
         (("--prometheus", "http://127.0.0.1:1"), "belong together"),
         (("--prometheus", "ftp://x", "--selector", "{}"), "is no address"),
         (("--window", "-1"), "--window"),
+        (("--window", "nan"), "no finite number"),
+        (("--ttft-ms", "nan"), "no finite number"),
+        (("--between", "inf"), "no finite number"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
@@ -280,6 +292,42 @@ def test_misspelt_fact_is_refused_with_its_key(tmp_path: Path) -> None:
     assert (ran.exit_code, "slotz" in ran.stderr) == (3, True)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slots = -3\n", "slots is -3"),
+        ("ttft_ms_target = nan\n", "ttft_ms_target is nan"),
+        ("[transfer]\nlink_bytes_per_s = inf\n", "not finite"),
+        ("prompts = " + "[" * 100_000, "no file of facts"),
+    ],
+)
+def test_fact_that_cannot_be_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """A number that nothing can have is told, and never counted with."""
+    (tmp_path / "facts.toml").write_text(text)
+    (tmp_path / "a.prom").write_text(vllm(CALM))
+    ran = invoke(str(tmp_path / "a.prom"), "--facts", str(tmp_path / "facts.toml"))
+    assert (ran.exit_code, words in ran.stderr) == (3, True), ran.output
+
+
+def test_label_of_a_server_does_not_steer_the_terminal(server: Server, tmp_path: Path) -> None:
+    """Escape sequences and line ends in a label, or in a refusal, reach neither terminal, page nor JSON."""
+    (tmp_path / "a.prom").write_text(
+        vllm(CALM).replace('model_name="', 'model_name="\x1b[2J\\n\x9b')
+    )
+    page = tmp_path / "page.html"
+    shown = invoke(str(tmp_path / "a.prom"), "--html", str(page))
+    assert "[2J" in shown.stdout
+    assert [
+        text for text in (shown.stdout, page.read_text()) if "\x1b" in text or "\x9b" in text
+    ] == []
+    _, told = answer(str(tmp_path / "a.prom"))
+    assert "\x1b" not in told["sources"][0]["model"]
+    server.pages = [b'{"status":"error","error":"\\u001b[2Jno\\nmore"}']
+    refused = invoke("--prometheus", server.url, "--selector", "{}", "--window", "60")
+    assert (refused.exit_code, "\x1b" in refused.stderr) == (3, False)
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
 def test_address_is_read_over_a_window(server: Server) -> None:
     """Two reads of an address make rates; its path is /metrics unless it says another."""
     server.pages = [vllm(CALM).encode(), vllm(later(CALM, 2)).encode()]
@@ -316,6 +364,15 @@ def test_one_source_that_fails_is_told_beside_the_others(server: Server, tmp_pat
     assert [bool(each["failed"]) for each in told["sources"]] == [False, True]
     assert "status 503" in told["sources"][1]["failed"]
     assert any("was not read" in each["text"] for each in told["warnings"])
+
+
+def test_servers_are_not_healthy_while_one_cannot_be_read(tmp_path: Path) -> None:
+    """What one of two servers does is unknown, so a healthy one does not speak for both."""
+    (tmp_path / "a.prom").write_text(vllm(CALM))
+    alone, _ = answer(str(tmp_path / "a.prom"), *TARGETS)
+    code, told = answer(str(tmp_path / "a.prom"), "http://127.0.0.1:9", "--window", "0", *TARGETS)
+    assert (alone, code, told["healthy"]) == (0, 4, None)
+    assert "http://127.0.0.1:9/metrics was not read" in told["healthy_because"]
 
 
 def test_answer_beyond_the_limit_is_refused(

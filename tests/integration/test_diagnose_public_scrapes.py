@@ -6,6 +6,8 @@ import pytest
 from run_kit import Run
 from scrape_kit import Told, diagnose, facts
 
+DIAGNOSES = Path(__file__).resolve().parents[2] / "docs/diagnoses"
+
 
 def told_of(public_data: Path, folder: Path, name: str) -> Told:
     return diagnose(folder, (public_data / "metrics" / name).read_bytes())
@@ -22,6 +24,12 @@ def test_overloaded_sglang_is_bound_by_admission(overloaded: Told) -> None:
     assert overloaded.binding == ("queue", "admission")
     assert overloaded.code == 1
     assert any("KV" in each["text"] for each in overloaded.answer["ruled_out"])
+
+
+def test_page_of_admission_shows_what_the_command_says(overloaded: Told) -> None:
+    """The worked example is this very answer, its confidence included."""
+    page = (DIAGNOSES / "queue-admission.md").read_text()
+    assert f"(confidence {overloaded.answer['confidence']:.0%};" in page
 
 
 def test_overloaded_sglang_has_first_tokens_above_the_last_edge(overloaded: Told) -> None:
@@ -120,6 +128,9 @@ def test_recorded_run_with_a_full_cache_is_bound_by_memory(
     options = ("--between", str(end - start), *MODEL, "--hardware", "RTX 4090")
     told = diagnose(tmp_path, *pages, options=options)
     assert (told.binding, told.code) == (("queue", "memory_capacity"), 1)
+    if (start, end) == (60, 100):
+        page = (DIAGNOSES / "queue-memory-capacity.md").read_text()
+        assert f"(confidence {told.answer['confidence']:.0%};" in page
 
 
 @pytest.mark.parametrize(("start", "end"), [(15, 25), (20, 30), (30, 40)])
@@ -133,6 +144,9 @@ def test_recorded_run_with_full_slots_is_bound_by_admission_and_bandwidth(
     bound = {each["phase"]: each["resource"] for each in told.answer["phases"]}
     assert (bound["queue"], bound["decode"]) == ("admission", "memory_bandwidth")
     assert (told.binding, told.code) == (("decode", "memory_bandwidth"), 1)
+    if (start, end) == (20, 30):
+        page = (DIAGNOSES / "decode-memory-bandwidth.md").read_text()
+        assert f"(confidence {told.answer['confidence']:.0%};" in page
 
 
 def test_recorded_queue_that_grows_is_seen_before_its_waits_end(

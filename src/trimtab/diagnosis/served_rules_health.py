@@ -115,11 +115,17 @@ def _met(
         text = f"mean {word} {value:,.1f} ms against {target:,.1f} ms (p99 is unknown)"
         return (None if value <= target else False), text
     low, high = bounds
-    told = f"> {low:,.0f} ms" if math.isinf(high) else f"between {low:,.4g} and {high:,.4g} ms"
-    text = f"{word} p99 {told}, target {target:,.4g} ms"
+    between = f"between {_ms(low)} and {_ms(high)} ms"
+    told = f"> {low:,.0f} ms" if math.isinf(high) else between
+    text = f"{word} p99 {told}, target {_ms(target)} ms"
     if high <= target:
         return True, text
     return (False, text) if low >= target else (None, f"{text}: the histogram cannot tell")
+
+
+def _ms(value: float) -> str:
+    # Four digits of a large number would be told as a power of ten.
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _ceilings(

@@ -1,9 +1,10 @@
 """What the commands share: configuration from a file and options, and errors as one clear line."""
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import msgspec
@@ -47,6 +48,18 @@ KNOWN = (
 """Errors whose message says what, where and the fix; they need no traceback."""
 
 INTERRUPTED = 130
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; neither "nan", which lies in every range, nor "inf" is one of them."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number.", param, ctx)
+        return number
 
 
 def friendly(command: Callable[P, R]) -> Callable[P, R]:

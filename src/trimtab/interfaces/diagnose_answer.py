@@ -28,6 +28,8 @@ EXIT_CODES: Mapping[Outcome, int] = {
 }
 """2 is wrong usage and 3 an error."""
 
+_CONTROLS: Mapping[int, str] = dict.fromkeys((*range(32), *range(127, 160)), "\ufffd")
+
 NOT_READ = "not_read"
 
 
@@ -164,7 +166,7 @@ def answer_of(
     """Put advice, readings and sources into one answer. `notes`: of all sources, and how they were put together."""
     diagnosis = advice.diagnosis
     binding = advice.binding
-    return DiagnoseAnswer(
+    answer = DiagnoseAnswer(
         outcome=advice.outcome,
         healthy=advice.healthy,
         healthy_because=advice.healthy_because,
@@ -196,6 +198,24 @@ def answer_of(
         readings={reading.name: _reading(reading, readings) for reading in readings.items},
         at_s=at_s,
     )
+    return msgspec.convert(_printable(msgspec.to_builtins(answer)), DiagnoseAnswer)
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: a label is a server's, and must not steer the terminal that shows it."""
+    return text.translate(_CONTROLS)
+
+
+def _printable(value: object) -> object:
+    match value:
+        case str():
+            return printable(value)
+        case dict():
+            return {_printable(key): _printable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_printable(each) for each in value]
+        case _:
+            return value
 
 
 def _statements(findings: Sequence[Finding]) -> tuple[Statement, ...]:

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trimtab.diagnosis.served_facts import ServedFacts
-from trimtab.interfaces.diagnose_answer import DiagnoseAnswer, answer_of
+from trimtab.interfaces.common import FiniteRange
+from trimtab.interfaces.diagnose_answer import DiagnoseAnswer, answer_of, printable
 from trimtab.interfaces.diagnose_html import page
 from trimtab.interfaces.diagnose_view import print_answer, show_live
 from trimtab.interfaces.diagnose_words import Moment, moment_of
@@ -70,7 +71,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except SourceError as error:
-            raise Unreadable(str(error)) from error
+            raise Unreadable(printable(str(error))) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         raise SystemExit(code)
@@ -95,12 +96,12 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 )
 @click.option(
     "--ttft-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Target for the time to first token, p99.",
 )
 @click.option(
     "--tpot-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Target for the time per output token, p99.",
 )
 @click.option(
@@ -112,7 +113,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 @click.option(
     "--window",
     "window_s",
-    type=click.FloatRange(0.0, 86_400.0),
+    type=FiniteRange(0.0, 86_400.0),
     default=10.0,
     show_default=True,
     help="Seconds over which addresses are read; 0: once, which tells of their life since the start.",
@@ -127,7 +128,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 @click.option(
     "--between",
     "between_s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=FiniteRange(0.0, min_open=True),
     help="Seconds between saved scrapes of one server, where their files' times do not tell.",
 )
 @click.option(
@@ -144,7 +145,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.05, 3600.0),
+    type=FiniteRange(0.05, 3600.0),
     default=5.0,
     show_default=True,
     help="Seconds between the looks of --watch.",

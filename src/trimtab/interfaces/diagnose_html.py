@@ -73,7 +73,8 @@ def _head(answer: DiagnoseAnswer) -> str:
     )
     sign = badge(OUTCOME_SIGNS[answer.outcome], OUTCOME_CSS[answer.outcome.value])
     because = [answer.binding.because] if answer.binding is not None else []
-    lines = "".join(f"<p>{escape(line)}</p>" for line in [*because, answer.healthy_because] if line)
+    reasons = dict.fromkeys([*because, answer.healthy_because])
+    lines = "".join(f"<p>{escape(line)}</p>" for line in reasons if line)
     return (
         f"<h1>{escape(told[:1].upper() + told[1:])}</h1>"
         f'<p class="lead">{sign}</p>{lines}'

@@ -81,9 +81,9 @@ def print_answer(answer: DiagnoseAnswer, console: Console) -> None:
 def _head(answer: DiagnoseAnswer) -> RenderableType:
     style = OUTCOME_STYLES[answer.outcome.value]
     sign = OUTCOME_SIGNS[answer.outcome]
-    lines = [f"[{style}]{sign}[/] {escape(headline(answer))}", escape(answer.healthy_because)]
-    if answer.binding is not None:
-        lines.insert(1, escape(answer.binding.because))
+    because = [] if answer.binding is None else [answer.binding.because]
+    told = dict.fromkeys([*because, answer.healthy_because])
+    lines = [f"[{style}]{sign}[/] {escape(headline(answer))}", *map(escape, told)]
     return Text.from_markup("\n".join(line for line in lines if line))
 
 

@@ -10,6 +10,7 @@ import msgspec
 from trimtab.core.ports import EngineFormatError
 from trimtab.diagnosis.roofline import floors_of, prefill_work
 from trimtab.engines.openai import CHAT_PATH, COMPLETIONS_PATH, read_request
+from trimtab.interfaces.common import FiniteRange
 from trimtab.interfaces.prompts_view import print_lint
 from trimtab.runtime.served_known import find_hardware, read_model
 from trimtab.runtime.served_sources import SourceError
@@ -58,14 +59,14 @@ class _Record(msgspec.Struct, frozen=True):
 )
 @click.option(
     "--bytes-per-token",
-    type=click.FloatRange(0.1, 64.0),
+    type=FiniteRange(0.1, 64.0),
     default=BYTES_PER_TOKEN,
     show_default=True,
     help="Turns text into tokens; prompts given as token ids are counted exactly.",
 )
 @click.option(
     "--prefill-tokens-per-s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=FiniteRange(0.0, min_open=True),
     help="Measured prefill rate of the server: turns tokens into TTFT.",
 )
 @click.option(

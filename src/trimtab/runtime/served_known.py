@@ -1,5 +1,6 @@
 """Reads what a person knows of servers: a file of facts, a model's configuration, a name of hardware."""
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from trimtab.runtime.served_sources import SourceError
 
 FACTS_BYTES_MAX: Final = 1024 * 1024
 GGUF_HEADER_BYTES_MAX: Final = 64 * 1024 * 1024
+_POSITIVE: Final = ("slots", "accelerators", "ttft_ms_target", "tpot_ms_target")
 LOCAL_CPU: Final = "cpu"
 """The name of hardware that means the machine at hand."""
 
@@ -27,10 +29,37 @@ def read_facts(path: Path) -> ServedFacts:
     data = _bytes_of(path, FACTS_BYTES_MAX)
     try:
         if path.suffix.lower() == ".json":
-            return msgspec.json.decode(data, type=ServedFacts)
-        return msgspec.convert(tomllib.loads(data.decode()), ServedFacts)
+            facts = msgspec.json.decode(data, type=ServedFacts)
+        else:
+            facts = msgspec.convert(tomllib.loads(data.decode()), ServedFacts)
     except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SourceError(f"{path} is no file of facts: {error}") from error
+    except RecursionError as error:
+        raise SourceError(f"{path} is no file of facts: it is nested too deep") from error
+    _check_numbers(path, facts)
+    return facts
+
+
+def _check_numbers(path: Path, facts: ServedFacts) -> None:
+    """Refuse what is no number ("nan" is one to TOML), and counts and targets that nothing can have."""
+    for name in _POSITIVE:
+        value = getattr(facts, name)
+        if value is not None and not value > 0:
+            raise SourceError(f"{path} is no file of facts: {name} is {value} and not above 0")
+    if not _is_finite(msgspec.to_builtins(facts)):
+        raise SourceError(f"{path} is no file of facts: a number in it is not finite")
+
+
+def _is_finite(value: object) -> bool:
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list() | tuple():
+            return all(map(_is_finite, value))
+        case _:
+            return True
 
 
 def read_model(text: str) -> ModelShape:

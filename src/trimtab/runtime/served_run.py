@@ -9,7 +9,7 @@ import msgspec
 from trimtab.core.evidence import Readings
 from trimtab.core.ports import Clock
 from trimtab.core.served import Note, ServerSample, ServerWindow
-from trimtab.diagnosis.served_advice import ServedAdvice
+from trimtab.diagnosis.served_advice import Outcome, ServedAdvice
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_readings import notes_of, readings_of
 from trimtab.diagnosis.served_rules import advise_served
@@ -69,13 +69,28 @@ def diagnose_scrapes(
     compared: tuple[Note, ...] = ()
     if before:
         facts, compared = _against(facts, readings, before, between_s)
+    advice = advise_served(readings, facts, at_s=at_s if live else None)
     return Diagnosed(
-        advice=advise_served(readings, facts, at_s=at_s if live else None),
+        advice=_beside(advice, failures),
         readings=readings,
         windows=windows,
         failures=failures,
         notes=(*grouped.notes, *(notes_of(windows) if windows else ()), *compared),
         at_s=at_s,
+    )
+
+
+def _beside(advice: ServedAdvice, failures: Sequence[Failure]) -> ServedAdvice:
+    """Return the advice; servers are not healthy as a whole while one that was named could not be read."""
+    if not failures or advice.outcome is not Outcome.HEALTHY:
+        return advice
+    lost = ", ".join(dict.fromkeys(each.source for each in failures))
+    return msgspec.structs.replace(
+        advice,
+        outcome=Outcome.CANNOT_TELL,
+        healthy=None,
+        healthy_because=f"{advice.healthy_because}; but {lost} was not read",
+        would_tell=(*advice.would_tell, f"an answer of {lost}"),
     )
 
 
