@@ -7,8 +7,8 @@ computation; what is left of collectives is exposed communication. Idle is what 
 them with nothing in it.
 
 A collective is recognised by name: nccl, rccl, c10d, gloo, all_reduce, all_gather, reduce_scatter, all_to_all, send,
-recv, shm_allreduce, shm_recv_tensor_list and their kin. A name that is none of them is computation, so an unknown collective
-hides in it.
+recv, shm_allreduce, shm_recv_tensor_list and their kin. A name that is none of them is computation, so an unknown
+collective hides in it.
 
 Source: trace format, Chromium's "Trace Event Format"; categories as PyTorch's Kineto writes them.
 """
