@@ -70,7 +70,7 @@ def test_single_rank_has_no_collective() -> None:
 
 
 def test_experts_over_two_cores_reverse_the_gain() -> None:
-    """Small batches of a small mixture: more of the time is exchange than with tensor parallel ranks, and both are slower."""
+    """Small batches of a small mixture: more exchange than with tensor parallel ranks, and both are slower."""
     report = recorded("made-moe").report
     tensor, expert = step("made-moe", tp=2), step("made-moe", tp=2, moe_ep=2)
     assert (report.reverses_at, expert.verdict) == (2, Verdict.GO_BACK)
