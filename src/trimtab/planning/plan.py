@@ -106,7 +106,10 @@ def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
             )
         return f"{best.layout.devices} of {total} accelerators are enough: {best.because}"
     if fits.devices is None and best.standing is Standing.DOES_NOT_FIT:
-        return f"the model does not fit on {total} accelerators in any layout: {best.because}"
+        return (
+            f"the model does not fit on {total} accelerators in any layout; "
+            f"{best.layout.label} comes nearest: {best.because}"
+        )
     if best.standing is Standing.FORBIDDEN:
         return f"every layout that fits is ruled out; of {best.layout.label}: {best.because}"
     return f"no layout on {total} accelerators meets the targets; {best.layout.label} comes nearest: {best.because}"
