@@ -218,6 +218,7 @@ async def test_change_goes_on_when_the_asker_leaves(made: tuple[FakeSystem, Harn
     async with asyncio.timeout(5):
         while "r3" not in system.states:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert system.states["r3"] is READY
 
 
 @pytest.mark.parametrize(
