@@ -48,7 +48,7 @@ def manifests(layout: Layout, **fields: Any) -> list[dict[str, Any]]:
     return kubernetes(Deployment(**(made | fields)))
 
 
-def valid(manifest: dict[str, Any]) -> None:
+def assert_valid(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
@@ -61,13 +61,13 @@ def test_every_manifest_is_what_its_schema_says(layout: Layout, resource: str) -
     """Deployments and Services whole; of a LeaderWorkerSet its pods, as pods."""
     for manifest in manifests(layout, resource=resource):
         if manifest["kind"] != "LeaderWorkerSet":
-            valid(manifest)
+            assert_valid(manifest)
             continue
         template = manifest["spec"]["leaderWorkerTemplate"]
         for name in ("leaderTemplate", "workerTemplate"):
             metadata = {"name": "pod", **template[name]["metadata"]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-            valid(pod | {"spec": template[name]["spec"]})
+            assert_valid(pod | {"spec": template[name]["spec"]})
 
 
 def test_group_has_the_fields_of_its_kind_only() -> None:
@@ -97,4 +97,4 @@ def test_schema_finds_a_field_that_is_misspelt() -> None:
     app = manifests(Layout())[0]
     app["spec"]["template"]["spec"]["containers"][0]["portz"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
-        valid(app)
+        assert_valid(app)

@@ -2,15 +2,38 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from cli_kit import Ended, ask, chat, command, until
-from test_up_llamacpp import CHAT, Up, events_of, start
+from cli_kit import Background, Ended, ask, chat, command, until
 
-from trimtab.core.events import FleetSized, ReplicaChanged, RequestServed
+from trimtab.core.events import Envelope, FleetSized, ReplicaChanged, RequestServed
 from trimtab.core.types import FleetAction, ReplicaState
+from trimtab.runtime.ledger_reader import SqliteReader
 
 pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(240)]
+
+CHAT = "/v1/chat/completions"
+
+
+class Up:
+    """A running `trimtab up` with the address it printed."""
+
+    def __init__(self, running: Background, ledger: Path) -> None:
+        self.ledger = ledger
+        said = running.wait_for("Ctrl-C drains and stops")
+        [line] = [line for line in said.splitlines() if line.startswith("OpenAI API")]
+        self.url = line.split()[-1].removesuffix("/v1")
+
+    def replicas(self) -> dict[str, str]:
+        """Each replica's state by its id."""
+        found = ask(self.url + "/debug/fleet").json()["replicas"]
+        return {replica["id"]: replica["state"] for replica in found}
+
+    def events(self) -> list[Envelope]:
+        """Everything in its ledger."""
+        with SqliteReader(self.ledger) as reader:
+            return list(reader.read())
 
 
 class Flow:
@@ -42,7 +65,8 @@ class Flow:
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One fleet of two for all tests of this file."""
     folder = tmp_path_factory.mktemp("fleet")
-    with start(folder, "l.sqlite") as running:
+    words = ("up", "--port", "0", "--ledger", "l.sqlite")
+    with Background(folder, *words) as running:
         yield Up(running, folder / "l.sqlite")
 
 
@@ -50,20 +74,16 @@ def change(up: Up, *words: str) -> Ended:
     return command(up.ledger.parent, "fleet", *words, "--url", up.url, timeout_s=120)
 
 
-def names(up: Up) -> list[str]:
-    return [replica["id"] for replica in up.fleet()["replicas"]]  # type: ignore[index,attr-defined]
-
-
 def test_replica_joins_and_leaves_while_requests_flow(up: Up) -> None:
     """It serves once it is ready, leaves once it has drained, and no request of two clients fails meanwhile."""
     with Flow(up.url) as flow:
         joined = change(up, "add")
-        assert (joined.code, names(up)) == (0, ["r0", "r1", "r2"]), joined
-        assert up.states() == ["ready"] * 3
+        assert (joined.code, [*up.replicas()]) == (0, ["r0", "r1", "r2"]), joined
+        assert set(up.replicas().values()) == {"ready"}
         asked = len(flow.statuses)
         until(lambda: len(flow.statuses) >= asked + 8, 60, "traffic on three replicas")
         left = change(up, "remove", "r0", "--force")
-        assert (left.code, names(up)) == (0, ["r1", "r2"]), left
+        assert (left.code, [*up.replicas()]) == (0, ["r1", "r2"]), left
         asked = len(flow.statuses)
         until(lambda: len(flow.statuses) >= asked + 4, 60, "traffic on those that stayed")
     assert set(flow.statuses) == {200}
@@ -71,7 +91,7 @@ def test_replica_joins_and_leaves_while_requests_flow(up: Up) -> None:
 
 def test_both_moves_are_in_the_ledger_with_what_followed(up: Up) -> None:
     """Each decision is the cause of its replica's states, and the replica that joined served requests."""
-    found = events_of(up.ledger)
+    found = up.events()
     moves = {e.id: e.event for e in found if isinstance(e.event, FleetSized)}
     assert [(m.action, m.replica, m.allowed) for m in moves.values()] == [
         (FleetAction.ADD, "r2", True),
@@ -96,9 +116,9 @@ def test_busy_fleet_refuses_with_figures(up: Up) -> None:
     with Flow(up.url) as flow:
         until(lambda: len(flow.statuses) >= 6, 60, "traffic")
         refused = change(up, "remove", "r1")
-    assert (refused.code, names(up)) == (1, ["r1", "r2"])
+    assert (refused.code, [*up.replicas()]) == (1, ["r1", "r2"])
     assert "1 of 2 get 2.00 of their load" in refused.err
-    last = [e.event for e in events_of(up.ledger) if isinstance(e.event, FleetSized)][-1]
+    last = [e.event for e in up.events() if isinstance(e.event, FleetSized)][-1]
     assert (last.allowed, last.forced) == (False, False)
 
 
@@ -117,7 +137,7 @@ def test_calm_fleet_lets_one_leave(up: Up) -> None:
         return found[-1].code == 0
 
     until(left, 60, "a calm fleet")
-    assert names(up) == ["r2"]
+    assert [*up.replicas()] == ["r2"]
     alone = change(up, "remove", "r2")
     assert (alone.code, "only replica" in alone.err) == (1, True)
     assert ask(up.url + CHAT, chat("Still there?")).status == 200

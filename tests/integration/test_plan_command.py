@@ -217,3 +217,24 @@ def test_public_traces_are_planned_for_their_busiest_minute(
     hours = found.answer["capacity"]["hours"]
     assert 1 <= hours["replicas_min"] <= hours["replicas_mean"] <= hours["replicas_max"]
     assert hours["replicas_max"] <= found.answer["chosen"]["layout"]["replicas"]
+
+
+def test_measured_file_that_says_nothing_is_refused_with_what_would_do(tmp_path: Path) -> None:
+    """A label that is no layout, and a result without its layout, are told from a file that is missing."""
+    path = tmp_path / "result.json"
+    path.write_text("{}")
+    label = planned(*LLAMA, *LOAD, "--measured", f"FOO={path}")
+    assert (label.code, label.error.startswith("Error: measured: 'FOO' names no layout")) == (
+        3,
+        True,
+    )
+    bare = planned(*LLAMA, *LOAD, "--measured", path)
+    assert (bare.code, str(path) in bare.error, "TP4=FILE" in bare.error) == (3, True, True)
+
+
+def test_devices_add_work_to_a_replica_at_a_rate_too() -> None:
+    """At one rate every size does the same work; what devices add is told at the streams then in flight."""
+    rows = planned(*LLAMA, *LOAD, "--rate", 8).answer["growth"]
+    assert [each["devices"] for each in rows] == [1, 2, 4, 8]
+    assert all(each["adds_tokens_per_s"] > 0 for each in rows[1:])
+    assert 0.5 < rows[1]["efficiency"] <= 1.0

@@ -6,9 +6,9 @@ operators that have no operator inside them. Time is counted once: where a colle
 computation; what is left of collectives is exposed communication. Idle is what lies between the first and the last of
 them with nothing in it.
 
-A collective is recognised by name: nccl, rccl, c10d, gloo, all_reduce, all_gather, reduce_scatter, all_to_all,
-broadcast, shm_allreduce and their kin. A name that is none of them is computation, so an unknown collective hides in
-it.
+A collective is recognised by name: nccl, rccl, c10d, gloo, all_reduce, all_gather, reduce_scatter, all_to_all, send,
+recv, shm_allreduce, shm_recv_tensor_list and their kin. A name that is none of them is computation, so an unknown
+collective hides in it.
 
 Source: trace format, Chromium's "Trace Event Format"; categories as PyTorch's Kineto writes them.
 """
@@ -26,7 +26,7 @@ from trimtab.core.ports import EngineFormatError
 TRACE_BYTES_MAX: Final = 1024 * 1024 * 1024
 _COLLECTIVE: Final = re.compile(
     r"nccl|rccl|c10d|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-    r"|shm_.*(reduce|gather)|\bsend\b|\brecv\b",
+    r"|shm_\w*(reduce|gather|send|recv)|(?<![a-z])i?(send|recv)(?![a-z])",
     re.IGNORECASE,
 )
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})

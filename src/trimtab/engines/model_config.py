@@ -134,6 +134,13 @@ def _head_sizes(config: Config, hidden: int, latent: int | None) -> tuple[int, i
     """Heads, KV heads, values of one KV head; a latent vector with its rotary part counts as one KV head."""
     heads = config.need("num_attention_heads", "n_head")
     kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
+    if heads % kv_heads:
+        near = max(
+            count for count in range(1, heads + 1) if heads % count == 0 and count <= kv_heads
+        )
+        raise EngineFormatError(
+            f"its {heads} heads do not divide over num_key_value_heads {kv_heads}; nearest valid: {near}"
+        )
     size = config.count("head_dim") or hidden // heads
     if latent:
         size = latent + (config.count("qk_rope_head_dim") or 0)

@@ -113,6 +113,10 @@ class Config:
         """Say whether a key is there with a value."""
         return self._data.get(name) is not None
 
+    def names(self, name: str) -> bool:
+        """Say whether a key is there, null or not."""
+        return name in self._data
+
     def get(self, name: str) -> object:
         """Return a value as it is."""
         return self._data.get(name)
@@ -130,9 +134,17 @@ def linear_layers(config: Config, layers: int) -> int:
 
 
 def experts_of(config: Config) -> tuple[int | None, int | None]:
-    """Return routed experts of a layer and how many a token meets, both None for a dense model."""
-    experts = config.count("num_local_experts", "num_experts", "n_routed_experts")
+    """Return routed experts of a layer and how many a token meets, both None for a dense model.
+
+    A mixture of which one of the two is missing is an error; a number of experts that is 0 or null says dense.
+    """
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = config.count(*names)
     per_token = config.count("num_experts_per_tok", "experts_per_token")
     if experts and per_token and per_token > experts:
         raise EngineFormatError(f"its tokens meet {per_token} of {experts} experts")
+    if experts and not per_token:
+        raise EngineFormatError(f"it has {experts} experts and no num_experts_per_tok")
+    if per_token and not experts and not any(config.names(name) for name in names):
+        raise EngineFormatError(f"its tokens meet {per_token} experts and it has no {names[0]}")
     return (experts, per_token) if experts and per_token else (None, None)

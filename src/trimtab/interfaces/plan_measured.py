@@ -25,6 +25,13 @@ def read_rows(words: Sequence[str], group: Group, model: ModelShape) -> tuple[Me
     for word in words:
         found = _LABELLED.fullmatch(word)
         if found is None:
+            label, labels, _ = word.partition("=")
+            if labels and not Path(word).exists():
+                raise PlanInputError(
+                    "measured",
+                    f"{label!r} names no layout",
+                    ("TP4=FILE", "TP8 PP2=FILE", "DP8 EP8=FILE"),
+                )
             rows += _of_table(Path(word), group)
             continue
         path = Path(found["path"])
@@ -58,7 +65,12 @@ def _text_of(path: Path) -> str:
 
 def _of_table(path: Path, group: Group) -> list[MeasuredLayout]:
     """Return the rows of the group asked for; a table without one is refused with the groups that it has."""
-    rows = read_measured(_text_of(path).splitlines())
+    try:
+        rows = read_measured(_text_of(path).splitlines())
+    except PlanInputError as error:
+        raise PlanInputError(
+            "measured", f"{path}: {error}; one benchmark's result needs its layout", ("TP4=FILE",)
+        ) from error
     mine = [row for row in rows if _same_group(row.group, group)]
     if not mine:
         has = tuple(dict.fromkeys(row.group.label for row in rows))

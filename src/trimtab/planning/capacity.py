@@ -103,7 +103,7 @@ def _one_away(chosen: Candidate, ask: Ask, fits: Fits, estimator: Estimator) -> 
         replicas=count,
         holds=holds,
         load_factor=count / (count - 1),
-        because=f"{count - 1} of {count} get {count / (count - 1):.2f} of their load: {judged.because}",
+        because=f"{count - 1} of {count} get {count / (count - 1):.2f} times their load: {judged.because}",
         replicas_for_spare=count if holds else spare,
     )
 

@@ -193,4 +193,6 @@ _RANKS: Final = (Standing.MISSES, Standing.FORBIDDEN, Standing.DOES_NOT_FIT)
 def _distance(each: Candidate) -> tuple[float, ...]:
     """Order those that do not meet the targets: those that come nearest first."""
     rank = _RANKS.index(each.standing) if each.standing in _RANKS else len(_RANKS)
-    return (rank, each.verdict.excess if each.verdict else math.inf, *_order(each))
+    # of those that do not fit, the one whose fullest rank lacks the least says what is missing
+    lacking = -each.memory.kv_bytes if each.standing is Standing.DOES_NOT_FIT else 0.0
+    return (rank, each.verdict.excess if each.verdict else math.inf, lacking, *_order(each))

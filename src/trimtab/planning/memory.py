@@ -157,7 +157,8 @@ def memory_fit(
     )
     stages = stage_weights(model, layout)
     if not stages:
-        raise PlanInputError("model", f"the size of the weights of {model.name} is not known")
+        why = "".join(f"; {note}" for note in model.notes)
+        raise PlanInputError("model", f"the size of the weights of {model.name} is not known{why}")
     found = []
     for weights in stages:
         need = kv_need(

@@ -60,7 +60,9 @@ def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> P
         chosen=chosen,
         ranked=tuple(ranked),
         impossible=possible.impossible,
-        growth=growth(ranked, loaded, fits, estimator, replicas=best.layout.replicas),
+        growth=growth(
+            ranked, _in_flight(loaded, best), fits, estimator, replicas=best.layout.replicas
+        ),
         spread=spread(ranked, ask.cluster.total, chosen.layout.devices if chosen else None),
         uncertain=uncertain(ranked, ask),
         measurements=measurements(ranked, rivals, ask),
@@ -83,6 +85,18 @@ def _loaded(ask: Ask, best: Candidate) -> Ask:
     return msgspec.structs.replace(ask, demand=demand)
 
 
+def _in_flight(loaded: Ask, best: Candidate) -> Ask:
+    """Return the ask with a rate as the streams that the best layout has in flight at it.
+
+    At one rate every size of replica does the same work, which says nothing of what devices add.
+    """
+    if loaded.demand.rate_per_s is None or best.expected is None:
+        return loaded
+    streams = max(1.0, best.expected.batch * best.layout.replicas)
+    demand = msgspec.structs.replace(loaded.demand, concurrency=streams, rate_per_s=None)
+    return msgspec.structs.replace(loaded, demand=demand)
+
+
 def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
     total = ask.cluster.total
     if best.standing is Standing.CHOSEN:
@@ -92,7 +106,10 @@ def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
             )
         return f"{best.layout.devices} of {total} accelerators are enough: {best.because}"
     if fits.devices is None and best.standing is Standing.DOES_NOT_FIT:
-        return f"the model does not fit on {total} accelerators in any layout: {best.because}"
+        return (
+            f"the model does not fit on {total} accelerators in any layout; "
+            f"{best.layout.label} comes nearest: {best.because}"
+        )
     if best.standing is Standing.FORBIDDEN:
         return f"every layout that fits is ruled out; of {best.layout.label}: {best.because}"
     return f"no layout on {total} accelerators meets the targets; {best.layout.label} comes nearest: {best.because}"

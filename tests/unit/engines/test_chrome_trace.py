@@ -64,6 +64,9 @@ def test_kernels_hide_the_operators_that_launched_them() -> None:
         "gloo:send",
         "c10d::send",
         "c10d::recv_",
+        "_C::shm_recv_tensor_list",
+        "_C::shm_send_tensor_list",
+        "isend",
     ],
 )
 def test_collectives_are_known_by_their_names(name: str) -> None:
@@ -72,7 +75,7 @@ def test_collectives_are_known_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["aten::mm", "flash_fwd_kernel", "paged_attention", "reduce_kernel"]
+    "name", ["aten::mm", "flash_fwd_kernel", "paged_attention", "reduce_kernel", "sendfile"]
 )
 def test_computation_is_no_collective(name: str) -> None:
     """A reduction inside a device meets nobody."""

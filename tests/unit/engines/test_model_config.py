@@ -270,3 +270,28 @@ def test_gguf_header_gives_the_shape() -> None:
         "routed experts": 1600,
     }
     assert {part.bits for part in found.parts} == {16.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"num_local_experts": 8}, "num_experts_per_tok"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ({"num_experts_per_tok": 2}, "num_local_experts"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads 64; nearest valid: 32"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads 5; nearest valid: 4"),
+    ],
+)
+def test_half_a_mixture_and_kv_heads_that_cannot_be_are_refused(
+    changed: dict[str, int], told: str
+) -> None:
+    """A mixture is never taken for a dense model of an eighth of its size; heads share KV heads evenly."""
+    with pytest.raises(EngineFormatError, match=told):
+        read(LLAMA | {"model_type": "mixtral"}, **changed)
+
+
+def test_dense_model_that_names_no_experts_is_dense() -> None:
+    """Configurations of families with both kinds leave the mixture's keys in, as 0 or null."""
+    for none in (0, None):
+        shape = read(LLAMA, num_experts=none, num_experts_per_tok=8)
+        assert (shape.experts, shape.experts_per_token) == (None, None)

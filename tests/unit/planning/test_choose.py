@@ -105,6 +105,9 @@ def test_model_that_fits_nowhere_says_how_much_is_missing() -> None:
     assert found.chosen is None
     assert "does not fit on 8 accelerators" in found.because
     assert {each.standing for each in found.ranked} == {Standing.DOES_NOT_FIT}
+    assert found.ranked[0].layout.devices_per_replica == 8
+    lacking = [-each.memory.kv_bytes for each in found.ranked]
+    assert lacking == sorted(lacking)
 
 
 def test_stages_across_nodes_come_when_nothing_else_fits() -> None:

@@ -47,7 +47,7 @@ class _Fleet:
         # Who asked may go away; a replica that drains must not be left between two states.
         task = asyncio.create_task(self._carry_out(asked))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
         try:
             done = await asyncio.shield(task)
         except RefusedError as error:
@@ -55,6 +55,12 @@ class _Fleet:
         except LaunchError as error:
             raise ApiError(503, "server_error", "replica_unchanged", str(error)) from error
         return web.Response(body=msgspec.json.encode(done), content_type="application/json")
+
+    def _over(self, task: asyncio.Task[Resized]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Looked at here too: whoever asked may be gone, and the ledger holds how it ended.
+            task.exception()
 
     async def _carry_out(self, asked: Asked) -> Resized:
         match asked.action:
