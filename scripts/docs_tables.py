@@ -67,7 +67,7 @@ def type_words(info: shapes.Type) -> str:
             return members(closed.cls)
         case shapes.StructType() as struct:
             return struct.cls.__name__
-        case shapes.VarTupleType() as many:
+        case shapes.VarTupleType() | shapes.ListType() as many:
             return f"list of {type_words(many.item_type)}"
         case shapes.TupleType() as few:
             return f"[{', '.join(type_words(each) for each in few.item_types)}]"

@@ -30,6 +30,20 @@ SETTINGS: dict[str, dict[str, str]] = {
         "total_s": "Time for all stages in seconds (`--minutes`).",
         "levers_max": "Most levers that are tried.",
     },
+    "Scenario": {"faults": "What happens when; `[[faults]]`."},
+    "FleetSection": {
+        "timeout_s": "Seconds after which a client without a first token leaves; null: never.",
+        "in_flight_max": "Requests on a replica from which on it takes no more, so that one is shed; null: no limit.",
+    },
+    "WorkloadSection": {
+        "trace": "Path of a trace, relative to the scenario; or `synthetic`, or `--trace`.",
+        "synthetic": "Made-up sessions, below; or a trace.",
+        "per_replica": "`copies`, or rate and groups of `synthetic`, are for each replica.",
+    },
+    "ObjectiveSection": {
+        "ttft_ms": "Most milliseconds to the first token; null: any.",
+        "tpot_ms": "Most milliseconds per further token, of the request's mean; null: any.",
+    },
 }
 
 LEVER: dict[str, dict[str, str]] = {

@@ -31,6 +31,7 @@ from trimtab.rollout.machine import render_transitions
 from trimtab.runtime import result
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.tune_plan import TunePlan
+from trimtab.sim import scenario as scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -119,8 +120,8 @@ CLI_HEAD = """# Command line
 
 Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan` and
 `trimtab prompts` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
-answered. `trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or lever, and with 2 if
-there is no ledger.
+answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is broken (`verify`)
+or knows no such event or lever, and with 2 if there is no ledger.
 
 """
 
@@ -201,6 +202,17 @@ ANSWER_STRUCTS = (
     diagnose_answer.WarningAnswer,
     diagnose_answer.SourceAnswer,
     diagnose_answer.ReadingAnswer,
+)
+SCENARIO_SECTIONS: tuple[tuple[str, type], ...] = (
+    ("At the top", scenarios.Scenario),
+    ("`[replica]`", scenarios.ReplicaSection),
+    ("`[replica.cost]`", scenarios.CostSection),
+    ("`[fleet]`", scenarios.FleetSection),
+    ("`[routing]`", scenarios.RoutingSection),
+    ("`[objective]`", scenarios.ObjectiveSection),
+    ("`[workload]`", scenarios.WorkloadSection),
+    ("`[workload.synthetic]`", scenarios.SyntheticSection),
+    ("`[[faults]]`", scenarios.FaultSection),
 )
 REQUEST_STRUCTS = (
     record.RequestRecord,
@@ -317,6 +329,15 @@ def plan() -> str:
     return tables.struct_table(TunePlan, words.SETTINGS["TunePlan"])
 
 
+def scenario() -> str:
+    """Return every key of a scenario by section."""
+    parts = []
+    for name, section in SCENARIO_SECTIONS:
+        rows = tables.setting_rows(section, words.SETTINGS.get(section.__name__, {}))
+        parts.append(f"{name}\n\n{tables.table(['key', 'what', 'value', 'default'], rows)}\n")
+    return "".join(parts)
+
+
 def units() -> str:
     """Return how many pairs it takes to show something."""
     rows = [
@@ -354,6 +375,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "events": events,
     "request-record": lambda: "".join(_structs(REQUEST_STRUCTS, words.REQUEST)),
     "tune-plan": plan,
+    "scenario": scenario,
     "result": lambda: "".join(_structs(RESULT_STRUCTS, words.RESULT)),
     "facts": lambda: "".join(_shapes(FACTS_STRUCTS, defaults=False)),
     "answer": lambda: "".join(_shapes(ANSWER_STRUCTS, defaults=False)),

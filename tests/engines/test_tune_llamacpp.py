@@ -95,6 +95,17 @@ async def test_small_tune_ends_with_a_whole_result_and_report(
         *["baseline"] * 10,
         *["final"] * 10,
     ]
+    check_replay(tmp_path, ledger, served[-1].record.policy)
+
+
+def check_replay(folder: Path, ledger: Path, policy: str) -> None:
+    """What was recorded is decided again as it was, and another policy is told apart."""
+    again = command(folder, "replay", str(ledger), "--policy", policy, "--json")
+    found = json.loads(again.out)
+    assert (again.code, found["different"]) == (0, 0)
+    assert found["faithful"] == found["refaithful"] == found["requests"] - found["left_out"] >= 20
+    other = "least_loaded" if policy == "round_robin" else "round_robin"
+    assert command(folder, "replay", str(ledger), "--policy", other).code in {0, 1}
 
 
 def check_result(found: dict[str, object]) -> None:

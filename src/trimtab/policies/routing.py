@@ -114,7 +114,8 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("displaced", "preferred"):
             if terms[name] is not sweep.zeros:
                 scores = scores + terms[name]
-        winner = sweep.best(sweep.able & ~over, scores, loads)
+        # Only those that may take the request can be over, so the rest are the difference.
+        winner = sweep.best(sweep.able ^ over, scores, loads)
         if winner is None:
             winner = sweep.best(sweep.able, scores, loads)
         reason = self._reason(sweep, held, over, winner)
@@ -123,8 +124,9 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
     def _held(self, sweep: "_Sweep", request: RouteRequest) -> Floats:
         if request.holdings.best < self.min_match_tokens:
             return sweep.zeros
-        long_enough = np.minimum(sweep.held, request.prompt_tokens)
-        long_enough[sweep.held < self.min_match_tokens] = 0.0
+        long_enough = np.where(sweep.held < self.min_match_tokens, 0.0, sweep.held)
+        if request.holdings.best > request.prompt_tokens:
+            long_enough = np.minimum(long_enough, request.prompt_tokens)
         return long_enough
 
     def _over_bound(
@@ -141,7 +143,8 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         kv_bound = self.load_bound * sweep.sum(kv) / sweep.eligible
         if not math.isnan(kv_bound):
             over |= kv > max(KV_TRIVIAL_SHARE, kv_bound)
-        over &= able
+        if not sweep.all_able:
+            over &= able
         return over
 
     def _terms(self, sweep: "_Sweep", held: Floats, request: RouteRequest) -> dict[str, Floats]:
@@ -150,7 +153,8 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         step = cost.step_base_ms + cost.step_ms_per_stream * np.maximum(1.0, batch)
         new = request.prompt_tokens - held
         prefill = cost.prefill_base_ms + cost.prefill_ms_per_token * new
-        prefill[new <= 0] = 0.0
+        if request.holdings.best >= request.prompt_tokens:
+            prefill[new <= 0] = 0.0
         return {
             "wait": wait_ms(columns, cost),
             "prefill": prefill,
@@ -167,7 +171,7 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         self, sweep: "_Sweep", held: Floats, over: Flags, winner: int | None
     ) -> RouteReason:
         able = sweep.able
-        most = 0.0 if held is sweep.zeros else float(np.where(able, held, 0.0).max())
+        most = 0.0 if held is sweep.zeros else float((held if sweep.all_able else held[able]).max())
         if most == 0.0:
             return RouteReason.LEAST_LOADED_NO_PREFIX
         if winner is not None and held[winner] == most:
@@ -189,6 +193,7 @@ class _Sweep:
         if request.allowed is not None:
             self.able = columns.ready & columns.mask(request.allowed)
         self.eligible = int(np.count_nonzero(self.able))
+        self.all_able = self.eligible == self.able.size
         self.zeros = columns.zeros
         self.preferred = columns.mask(request.preferred) if request.preferred else columns.none
         self.loads: Floats = columns.prefill + columns.decode
@@ -219,7 +224,7 @@ class _Sweep:
 
     def sum(self, values: Floats) -> float:
         """Return the sum over the replicas that may take the request."""
-        return float((values if self.eligible == values.size else values[self.able]).sum())
+        return float((values if self.all_able else values[self.able]).sum())
 
     def decision(
         self,
