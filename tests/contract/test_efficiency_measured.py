@@ -9,7 +9,7 @@ from trimtab.interfaces.efficiency_cli import Answer
 from trimtab.planning.efficiency import Step, Verdict, efficiency_report
 
 FOLDER = Path(__file__).parent / "transcripts" / "vllm" / "0.32"
-NAMES = ("made-llama", "made-moe")
+NAMES = ("made-llama", "made-llama-pp2", "made-moe")
 
 
 def recorded(name: str) -> Answer:
@@ -41,11 +41,12 @@ def test_prompts_had_the_tokens_asked_for(name: str) -> None:
     assert max(abs(count / answer.load.input_tokens - 1.0) for count in counted) <= 0.02
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("made-llama", {"tp": 2}), ("made-moe", {"tp": 2})])
-def test_tensor_parallel_ranks_are_seen_in_collectives_both_ways(
-    name: str, sizes: dict[str, int]
-) -> None:
-    """The trace shows time in collectives, and it is no more than everything that did not divide."""
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("made-llama", {"tp": 2}), ("made-llama-pp2", {"pp": 2}), ("made-moe", {"tp": 2})],
+)
+def test_ranks_are_seen_in_their_exchange_both_ways(name: str, sizes: dict[str, int]) -> None:
+    """The trace shows time in exchange, and it is no more than everything that did not divide."""
     found = step(name, **sizes)
     assert found.traced_share is not None
     assert found.traced_share > 0.0
