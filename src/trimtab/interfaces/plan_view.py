@@ -100,7 +100,7 @@ def _narrowest(cells: Sequence[str]) -> int:
     """Return the width that breaks no word of a column but a long one of its head, which comes first."""
     head, *rest = cells
     words = [part for cell in rest for part in cell.split()]
-    return max(1, *map(len, words), *(min(HEAD_WORD, len(part)) for part in head.split()))
+    return max([1, *map(len, words), *(min(HEAD_WORD, len(part)) for part in head.split())])
 
 
 def _shrink(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
