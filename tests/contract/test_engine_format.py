@@ -12,7 +12,8 @@ from trimtab.engines.sse import SSEParser
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 FORMATS: dict[str, EngineFormat] = {"llamacpp": LlamaCppFormat()}
-RECORDED = sorted(TRANSCRIPTS.glob("*/*"))
+# Folders of recorded requests; others hold start-up logs, measurements or pages alone.
+RECORDED = sorted(path.parent for path in TRANSCRIPTS.glob("*/*/chat.http"))
 
 
 @pytest.fixture(params=RECORDED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")

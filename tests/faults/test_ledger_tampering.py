@@ -51,7 +51,7 @@ LINK = "its previous hash is not the hash of the event before it"
 @pytest.mark.parametrize(
     ("script", "bad_seq", "problem"),
     [
-        ("UPDATE events SET body = replace(body, '\"q3\"', '\"q4\"') WHERE seq = 26", 26, CONTENT),
+        ("UPDATE events SET body = replace(body, '\"q3\"', '\"q4\"') WHERE seq = 27", 27, CONTENT),
         ("UPDATE events SET at_s = at_s + 0.001 WHERE seq = 7", 7, CONTENT),
         ("UPDATE events SET cause_id = 'X' WHERE seq = 7", 7, CONTENT),
         ("UPDATE events SET hash = replace(hash, 'a', 'b') WHERE seq = 9", 9, CONTENT),
@@ -70,8 +70,8 @@ LINK = "its previous hash is not the hash of the event before it"
             "it is filed as 'frozen' of None, but is not",
         ),
         (
-            "UPDATE events SET lever = 'other' WHERE seq = 13",
-            13,
+            "UPDATE events SET lever = 'other' WHERE seq = 14",
+            14,
             "it is filed as 'rollout_moved' of 'other', but is not",
         ),
     ],
@@ -86,7 +86,7 @@ def test_change_is_found_where_it_is(path: Path, script: str, bad_seq: int, prob
 def test_rehashed_row_breaks_the_next(path: Path) -> None:
     """Changing an event and its own hash moves the break to the event after it."""
     with SqliteReader(path) as reader:
-        row = next(row for row in reader.rows(after_seq=25) if row.seq == 26)
+        row = next(row for row in reader.rows(after_seq=26) if row.seq == 27)
     forged = type(row)(
         **{
             **{name: getattr(row, name) for name in row.__struct_fields__},
@@ -95,10 +95,10 @@ def test_rehashed_row_breaks_the_next(path: Path) -> None:
     )
     script = (
         f"UPDATE events SET body = replace(body, '\"q3\"', '\"q9\"'), hash = '{forged.computed_hash()}' "
-        "WHERE seq = 26"
+        "WHERE seq = 27"
     )
     tamper(path, script)
-    assert verify(path) == (27, LINK)
+    assert verify(path) == (28, LINK)
 
 
 @pytest.mark.parametrize(
