@@ -151,10 +151,6 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the tokens one replica is believed to hold, 0 if none."""
         return self.holdings.by(replica_id)
 
-    def displaced_on(self, replica_id: str) -> int:
-        """Return the tokens of other prompts that one replica would overwrite, 0 if none."""
-        return self.holdings.displaced_by(replica_id)
-
 
 def with_holdings(
     request: RouteRequest, holdings: HeldColumns, *, explained: bool = True

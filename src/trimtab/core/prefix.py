@@ -132,12 +132,6 @@ class PrefixIndex:
         for replica in replicas:
             self._number(replica)
 
-    def set_blocks(self, replica: str, blocks_max: int) -> None:
-        """Say how many blocks a replica with paged KV holds at most; raises ValueError below 1."""
-        if blocks_max < 1:
-            raise ValueError(f"replica {replica}: blocks_max must be at least 1, got {blocks_max}")
-        self._paged.cache(self._number(replica)).blocks_max = blocks_max
-
     def held_columns(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> HeldColumns:
         """Return what each replica would reuse if the prompt were sent to it now, as columns.
 
@@ -206,7 +200,6 @@ class PrefixIndex:
         if number is None:
             return
         slots = self._slots.get(number)
-        blocks_max = None if slots is not None else self._paged.cache(number).blocks_max
         self._drop(number)
         self._known.discard(number)
         self._trust.pop(replica, None)
@@ -214,8 +207,6 @@ class PrefixIndex:
         if slots is not None:
             self._slots[number] = SlotCache(*slots.settings)
             self._known.add(number)
-        elif blocks_max is not None:
-            self._paged.cache(number).blocks_max = blocks_max
 
     def correct(
         self, replica: str, blocks: Blocks, promised_tokens: int, delivered_tokens: int

@@ -54,13 +54,12 @@ class PagedCaches:
 
 
 class PagedCache:
-    """The blocks of one replica, in least-recently-used order. `blocks_max`: its capacity, None where not known."""
+    """The blocks of one replica, in least-recently-used order."""
 
     def __init__(self, number: int, holders: dict[int, int]) -> None:
         self._bit = 1 << number
         self._holders = holders
         self._ticks: OrderedDict[int, int] = OrderedDict()
-        self.blocks_max: int | None = None
 
     @property
     def size(self) -> int:
@@ -86,8 +85,6 @@ class PagedCache:
     def admit(self, blocks: Blocks, key: int, tick: int) -> None:
         """Note a prompt that was dispatched."""
         self._touch(blocks, tick)
-        if self.blocks_max is not None and len(self._ticks) > self.blocks_max:
-            self._drop(len(self._ticks) - self.blocks_max)
 
     def release(self, blocks: Blocks, key: int, tick: int) -> None:
         """Note that a prompt ended: its blocks were in use until now."""

@@ -85,19 +85,3 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             step_samples=0,
             source=self.source,
         )
-
-
-def step_cost_of(cost: CostModel) -> StepCost:
-    """Return the step cost that a fitted pair of lines describes: no reading of context, no attention of its own.
-
-    A prefill of n tokens in one chunk then takes what the line says, and so does a step of decodes alone.
-    """
-    return StepCost(
-        overhead_ms=min(cost.prefill_base_ms, cost.step_base_ms),
-        weights_ms=cost.step_base_ms - min(cost.prefill_base_ms, cost.step_base_ms),
-        token_ms=cost.prefill_ms_per_token,
-        stream_ms=cost.step_ms_per_stream,
-        context_ms=0.0,
-        pair_ms=0.0,
-        source=cost.source,
-    )

@@ -133,8 +133,8 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True):
         self, sweep: "_Sweep", loads: Floats, held: Floats, request: RouteRequest
     ) -> Flags:
         able, columns = sweep.able, sweep.columns
-        first = float(columns.slots[int(able.argmax())])
-        trivial = _cost_tokens(request, first, self.cost)
+        weight = float(_decode_weights(columns, self.cost)[int(able.argmax())])
+        trivial = request.prompt_tokens + weight * request.output_tokens_expected
         bound = self.load_bound * sweep.sum(loads) / sweep.eligible
         # Uncached cost here less uncached cost anywhere: what is held here makes room for load.
         most = max(trivial, bound) if held is sweep.zeros else np.maximum(trivial, bound + held)
@@ -306,8 +306,7 @@ class _Sweep:
 
 def load_tokens(columns: FleetColumns, cost: CostModel) -> Floats:
     """Return each replica's load in tokens of prefill; the law is in the module's docstring."""
-    weights = columns.of_slots(cost, partial(_decode_weight, cost=cost))
-    return columns.prefill + weights * columns.decode
+    return columns.prefill + _decode_weights(columns, cost) * columns.decode
 
 
 def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
@@ -327,21 +326,17 @@ def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
     return queued + np.where(full, (in_flight - columns.slots + 1) * remaining * step / slots, 0.0)
 
 
+def _decode_weights(columns: FleetColumns, cost: CostModel) -> Floats:
+    """Return what one output token costs on each replica, in tokens of prefill."""
+    return columns.of_slots(cost, partial(_decode_weight, cost=cost))
+
+
 def _decode_weight(slots: Floats, cost: CostModel) -> Floats:
     if cost.prefill_ms_per_token <= 0.0:
         return np.ones_like(slots)
     whole = np.maximum(1.0, slots)
     step = cost.step_base_ms + cost.step_ms_per_stream * whole
     return step / whole / cost.prefill_ms_per_token
-
-
-def _cost_tokens(request: RouteRequest, slots: float, cost: CostModel) -> float:
-    weight = 1.0
-    if cost.prefill_ms_per_token > 0.0:
-        whole = max(1.0, slots)
-        step = cost.step_base_ms + cost.step_ms_per_stream * whole
-        weight = step / whole / cost.prefill_ms_per_token
-    return request.prompt_tokens + weight * request.output_tokens_expected
 
 
 Policy = RoundRobin | LeastLoaded | PrefixAffine

@@ -90,7 +90,6 @@ class _Gateway:
     def __init__(
         self, name: str, spec: FleetSpec, policies: Mapping[str, RoutingPolicy], streams: Streams
     ) -> None:
-        self.name = name
         index = PrefixIndex(spec.index_blocks, spec.replica.block_tokens)
         self.load = LoadState()
         self.router = Router(
@@ -122,13 +121,11 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
         self.states: dict[str, ReplicaState] = {}
         self.numbers: dict[str, int] = {}
-        self._streams = streams
         self._gateways = [
             _Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)
         ]
         self._in_flight: dict[int, _Request] = {}
         self._arrivals: Iterator[Arrival] = iter(())
-        self._next_job = 0
         for _ in range(spec.replicas):
             self.add_replica(0.0, ready_s=0.0)
 

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from trimtab.core.config import Strict
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.fleet import FleetSpec
 from trimtab.sim.jobs import ReplicaSpec
@@ -23,15 +24,10 @@ class ScenarioError(ValueError):
     """A scenario that cannot be simulated; the message names file, line, field and fix."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section."""
-
-
 Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
 
 
-class CostSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step costs, in milliseconds; `trimtab calibrate` writes this section."""
 
     overhead_ms: Annotated[float, Meta(ge=0, description="Fixed time of every step.")]
@@ -50,7 +46,7 @@ class CostSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
 
-class ReplicaSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicaSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One replica, all of them alike."""
 
     cost: CostSection
@@ -62,7 +58,7 @@ class ReplicaSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
     streams_max: Annotated[int, Meta(ge=1, description="Most requests running at once.")] = 256
 
 
-class FleetSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FleetSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas, gateways and what lies between them."""
 
     replicas: Annotated[int, Meta(ge=1, le=100_000, description="Replicas at the start.")]
@@ -81,7 +77,7 @@ class FleetSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
 
-class RoutingSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoutingSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where requests go."""
 
     policy: Annotated[
@@ -98,7 +94,7 @@ class RoutingSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 1_000_000
 
 
-class SyntheticSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SyntheticSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Made-up sessions that share prefixes; used where no trace is given."""
 
     rate_per_s: Annotated[float, Meta(gt=0, description="Requests per second, all sessions.")]
@@ -112,7 +108,7 @@ class SyntheticSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields
     think_s: Annotated[float, Meta(ge=0, description="Seconds between turns, mean.")] = 10.0
 
 
-class WorkloadSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkloadSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What arrives. Exactly one of a trace and `synthetic`; a trace may also be named on the command line."""
 
     duration_s: Annotated[float, Meta(gt=0, description="Seconds that are simulated.")] = 3600.0
@@ -143,7 +139,7 @@ class WorkloadSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=
     synthetic: SyntheticSection | None = None
 
 
-class FaultSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happens to a replica at a time."""
 
     at_s: Annotated[float, Meta(ge=0, description="When, seconds from the start.")]
@@ -158,14 +154,14 @@ class FaultSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     factor: Annotated[float, Meta(gt=0, description="Times as long for each step (slow).")] = 1.0
 
 
-class ObjectiveSection(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ObjectiveSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request must get to count as good."""
 
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
 
 
-class Scenario(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Scenario(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a simulation is told."""
 
     name: Annotated[str, Meta(min_length=1, description="What the reports call it.")]
@@ -174,7 +170,7 @@ class Scenario(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: WorkloadSection
     routing: RoutingSection = RoutingSection()
     objective: ObjectiveSection = ObjectiveSection()
-    faults: list[FaultSection] = []
+    faults: tuple[FaultSection, ...] = ()
     seed: Annotated[int, Meta(ge=0, description="Seed of everything that is drawn.")] = 1
     warm_s: Annotated[
         float, Meta(ge=0, description="Seconds at the start that no figure counts.")
@@ -192,7 +188,7 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
     return scenario
 
 
-class _RoutingFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _RoutingFile(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file that says nothing but where requests go."""
 
     routing: RoutingSection

@@ -126,7 +126,6 @@ class PromptLinter:
         self._sessions: OrderedDict[str, Prompt] = OrderedDict()
         self._openings: deque[Prompt] = deque(maxlen=OPENINGS_MAX)
         self._tallies: dict[tuple[Cause, str], _Tally] = {}
-        self._seen: set[str] = set()
         self.requests = self.compared = self.sessions = self.forgotten = 0
         self.tokens = self.tokens_compared = self.now = 0.0
         self.after: float | None = 0.0
