@@ -21,6 +21,7 @@ Source: efficiency as in Amdahl, 1967; interval of a ratio of medians by the run
 import itertools
 from collections.abc import Sequence
 from enum import StrEnum
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -124,7 +125,7 @@ def _step(smaller: Sequence[Run], larger: Sequence[Run], tpot_ms: float | None) 
         ttft_ratio=_span([b.ttft_ms / a.ttft_ms for a, b in pairs]),
         efficiency=efficiency,
         excess_share=excess,
-        traced_share=_median(traced) if traced else None,
+        traced_share=median(traced) if traced else None,
         pairs=len(pairs),
         verdict=Verdict.KEEP,
         because="",
@@ -142,8 +143,8 @@ def _judge(
         f"{n}, {step.efficiency.value:.0%} for each accelerator, at {step.tpot_ratio.value:.2f} times the TPOT"
     )
     before, after = (
-        _median([run.tpot_ms for run in smaller]),
-        _median([run.tpot_ms for run in larger]),
+        median([run.tpot_ms for run in smaller]),
+        median([run.tpot_ms for run in larger]),
     )
     if tpot_ms is not None and before > tpot_ms >= after:
         return (
@@ -204,7 +205,7 @@ def _reverses_at(smallest: Sequence[Run], steps: Sequence[Step]) -> int | None:
 def _curve(ordered: Sequence[Sequence[Run]]) -> str:
     parts = (
         f"{found[0].layout.label} on {found[0].accelerators}: "
-        f"{_median([run.tokens_per_s for run in found]):.1f} tok/s (n={len(found)})"
+        f"{median([run.tokens_per_s for run in found]):.1f} tok/s (n={len(found)})"
         for found in ordered
     )
     return "; ".join(parts)
@@ -214,9 +215,9 @@ def _span(values: Sequence[float]) -> Span:
     """Return the median with the range of the runs, which covers (n - 1) / (n + 1) of runs to come."""
     count = len(values)
     if count < 2:
-        return Span(value=_median(values))
+        return Span(value=median(values))
     return Span(
-        value=_median(values),
+        value=median(values),
         low=min(values),
         high=max(values),
         cover=(count - 1) / (count + 1),
@@ -230,11 +231,3 @@ def _scaled(span: Span, factor: float) -> Span:
         low=None if span.low is None else span.low * factor,
         high=None if span.high is None else span.high * factor,
     )
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2.0

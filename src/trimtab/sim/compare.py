@@ -13,15 +13,10 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.stats_summary import t_quantile
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import SimResult, simulate
 from trimtab.sim.scenario import Scenario
-
-T_975: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""Student's 97.5% quantile for 1 to 20 degrees of freedom; beyond, 1.96 is used."""
 
 METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "ttft_ms_mean": (lambda run: run.summary.ttft_ms.mean, False),
@@ -134,8 +129,7 @@ def half_width(values: Sequence[float]) -> float | None:
         return None
     mean = sum(values) / count
     spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    quantile = T_975[count - 2] if count - 2 < len(T_975) else 1.96
-    return quantile * spread / math.sqrt(count)
+    return t_quantile(0.975, count - 1) * spread / math.sqrt(count)
 
 
 def _verdict(low: float | None, high: float | None, more_is_better: bool) -> str:

@@ -52,7 +52,7 @@ def with_ttft(base: SimResult, policy: str, seed: int, ttft_ms: float) -> SimRes
 
 def test_half_of_the_interval_is_students() -> None:
     """Of 1, 2, 3: t(2) = 4.303 times 1 over the root of 3; of one value nothing is known."""
-    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.3026527 / 3**0.5)
     assert half_width([1.0]) is None
 
 
