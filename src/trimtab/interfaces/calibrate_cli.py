@@ -12,6 +12,7 @@ from rich.table import Table
 
 from trimtab.interfaces.calibrate_inputs import read_measurement
 from trimtab.interfaces.common import friendly
+from trimtab.interfaces.files import write_whole
 from trimtab.sim.fit import TRIES_MAX, Fitted, Limits, fit
 from trimtab.sim.measured import Regime, regimes_of
 from trimtab.workloads.base import WorkloadError
@@ -101,9 +102,7 @@ def calibrate_command(
     )
     found = [_calibrate(path, limits, fit_share, tries) for path in measurements]
     if out is not None:
-        partial = out.with_name(f".{out.name}.part")
-        partial.write_text(_toml(found[0]), encoding="utf-8")
-        partial.replace(out)
+        write_whole(out, _toml(found[0]))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         return

@@ -19,6 +19,7 @@ from trimtab.interfaces.diagnose_answer import DiagnoseAnswer, answer_of, printa
 from trimtab.interfaces.diagnose_html import page
 from trimtab.interfaces.diagnose_view import print_answer, show_live
 from trimtab.interfaces.diagnose_words import Moment, moment_of
+from trimtab.interfaces.files import write_whole
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.served_known import find_hardware, read_facts, read_model
 from trimtab.runtime.served_run import Diagnosed, Watch, diagnose_scrapes
@@ -213,7 +214,7 @@ def diagnose(
         return _watch(asked, as_json=as_json)
     answer = _once(asked, quiet=as_json)
     if html is not None:
-        _write(html, page(answer))
+        write_whole(html, page(answer))
     if as_json:
         click.echo(_json(answer))
     else:
@@ -318,7 +319,7 @@ def _watch(asked: Asked, *, as_json: bool) -> int:
         moments.append(moment_of(answer))
         last[:] = [answer]
         if asked.html is not None:
-            _write(asked.html, page(answer, tuple(moments), refresh_s=asked.every_s))
+            write_whole(asked.html, page(answer, tuple(moments), refresh_s=asked.every_s))
         if as_json:
             click.echo(_json(answer))
 
@@ -369,14 +370,3 @@ def _answer(found: Diagnosed) -> DiagnoseAnswer:
 
 def _json(answer: DiagnoseAnswer) -> str:
     return msgspec.json.encode(answer).decode()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a page so that a reader never meets half of one; raises `SourceError`."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be written: {error.strerror}") from error

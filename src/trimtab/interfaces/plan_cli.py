@@ -12,6 +12,7 @@ from rich.console import Console
 
 from trimtab.core.layout import PlanInputError
 from trimtab.core.ports import LaunchError
+from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.plan_answer import FOUND, PlanAnswer, answer_of
 from trimtab.interfaces.plan_html import page
 from trimtab.interfaces.plan_inputs import (
@@ -182,7 +183,7 @@ def plan(
     if corrected is not None:
         answer = corrected.after
     if html is not None:
-        _write(html, page(answer))
+        write_whole(html, page(answer))
     if as_json:
         click.echo(msgspec.json.encode(answer if corrected is None else corrected).decode())
     else:
@@ -269,14 +270,3 @@ class _Asking:
             kv_precision=self.words.kv_precision,
         )
         click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a page whole or not at all; raises `SourceError`."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be written: {error.strerror}") from error

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from trimtab.interfaces.common import friendly
+from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.simulate_html import page
 from trimtab.interfaces.simulate_inputs import FORMATS, read_scenario, read_trace, with_policies
 from trimtab.interfaces.simulate_view import show
@@ -97,7 +98,10 @@ def simulate_command(
     first = made.seed if seed is None else seed
     found = _run(variants, range(first, first + seeds), arrivals)
     if report is not None:
-        _write(report, made, found)
+        write_whole(
+            report / "result.json", msgspec.json.format(msgspec.json.encode(found)).decode()
+        )
+        write_whole(report / "index.html", page(made, found))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
@@ -144,14 +148,3 @@ def _progress(bars: Progress, bar: TaskID) -> Callable[[float, int], None]:
         bars.update(bar, completed=now_s, requests=requests)
 
     return told
-
-
-def _write(folder: Path, scenario: Scenario, found: Comparison) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in (
-        ("result.json", msgspec.json.format(msgspec.json.encode(found))),
-        ("index.html", page(scenario, found).encode()),
-    ):
-        partial = folder / f".{name}.part"
-        partial.write_bytes(data)
-        partial.replace(folder / name)

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.ports import LaunchError
+from trimtab.runtime.ending import end_process
 from trimtab.runtime.replica_main import ReplicaAnswer, ReplicaOrder
 
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -75,23 +76,7 @@ class Child:
 
     async def stop(self, *, grace_s: float) -> None:
         """End it: SIGTERM, `grace_s`, SIGKILL. Returns when it is gone and reaped, cancelled or not."""
-        ending = asyncio.ensure_future(self._end(grace_s))
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            self._signal_kill()
-            await ending
-            raise
-
-    async def _end(self, grace_s: float) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
-            self._signal_kill()
-        await self.wait()
+        await end_process(self._process, grace_s=grace_s, kill=self._signal_kill, gone=self.wait)
 
     def _signal_kill(self) -> None:
         if self._process.returncode is None:

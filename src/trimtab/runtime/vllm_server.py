@@ -15,6 +15,7 @@ import msgspec
 
 from trimtab.core.ports import LaunchError
 from trimtab.engines.vllm_log import keepable_line, last_error, start_stage
+from trimtab.runtime.ending import end_process
 from trimtab.runtime.hardware import PROC, resident_bytes
 from trimtab.runtime.vllm_guard import group_pids
 
@@ -103,29 +104,15 @@ class VllmServer:
 
     async def stop(self, *, grace_s: float) -> None:
         """End it: ask, wait `grace_s`, kill the whole group. Returns when no process of the group is left."""
-        ending = asyncio.ensure_future(self._end(grace_s))
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            self._kill_group()
-            await ending
-            raise
-
-    async def _end(self, grace_s: float) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
-            self._kill_group()
-        await self._group_gone()
-        await self.wait()
+        await end_process(
+            self._process, grace_s=grace_s, kill=self._kill_group, gone=self._group_gone
+        )
 
     async def _group_gone(self) -> None:
         # The kernel tells of children only, and these are their children.
         while group_pids(self.pid):  # noqa: ASYNC110
             await asyncio.sleep(_GONE_POLL_S)
+        await self.wait()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
