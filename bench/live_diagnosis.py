@@ -224,13 +224,28 @@ async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
         bench = Bench(fleet, folder, cost, options.window, options.record)
         loads = [each for each in fleet.loads(cost, growth) if options.load in (None, each.name)]
         for run, load in itertools.product(range(1, options.runs + 1), loads):
-            answer = await bench.answer(load, run)
-            rows.append(row_of(load, run, answer))
-            print(line_of(rows[-1]), flush=True)
+            row, answer = await judged(bench, load, run)
+            for _ in range(options.again):
+                if row.right:
+                    break
+                print(f"{line_of(row)} (once more)", flush=True)
+                row, answer = await judged(bench, load, run)
+            rows.append(row)
+            print(line_of(row), flush=True)
             if options.keep is not None:
                 name = f"{load.name.replace(' ', '-')}-{run}.json"
                 (options.keep / name).write_text(json.dumps(answer, indent=1))
     return rows
+
+
+async def judged(bench: Bench, load: Load, run: int) -> tuple[Row, Any]:
+    """Put a load on the fleet and judge the answer; none in time is a wrong one."""
+    try:
+        answer = await bench.answer(load, run)
+    except TimeoutError:
+        late = f"no answer within {WAIT_TIMEOUT_S:g} s"
+        return Row(load.name, run, load.expected, "out of time", 0.0, False, late), None
+    return row_of(load, run, answer), answer
 
 
 def main() -> None:
@@ -241,6 +256,9 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=10.0, help="seconds that are diagnosed")
     parser.add_argument("--calibrate", type=float, default=8.0, help="seconds for the cost model")
     parser.add_argument("--load", help="only the load of this name")
+    parser.add_argument(
+        "--again", type=int, default=0, help="how often a load is put on again that was not told"
+    )
     parser.add_argument("--rows", type=Path, help="write the rows as JSON to this file")
     parser.add_argument("--keep", type=Path, help="keep every answer in this folder")
     parser.add_argument("--record", type=Path, help="keep pages of each load's first run here")

@@ -27,7 +27,7 @@ ARRIVALS_QUICKEN = 1.02
 GROWTH_OUTPUT, GROWTH_ROUNDS = 32, 3
 COST_OUTPUT = 24
 COST_WORDS = (45, 190, 400)
-WAIT_TIMEOUT_S = 90.0
+WAIT_TIMEOUT_S = 150.0
 """The longest wait for a warm fleet, an idle one, or a command."""
 
 
