@@ -167,6 +167,7 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reverse: str
     ramp: RampPlan
     cuts: tuple[Cut, ...] = ()
+    policy: str | None = None
     revision: Revision | None = None
     mode: Mode = Mode.ADVISE
     owner: str

@@ -69,6 +69,20 @@ class FleetAction(StrEnum):
     REMOVE = "remove"
 
 
+class RolloutAction(StrEnum):
+    """What a person asks of a lever, or of all promotions."""
+
+    PROPOSE = "propose"
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    ROLLBACK = "rollback"
+    ADOPT = "adopt"
+    DISABLE = "disable"
+    FREEZE = "freeze"
+    UNFREEZE = "unfreeze"
+
+
 class Arm(StrEnum):
     """A side of a comparison."""
 

@@ -25,6 +25,7 @@ from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
 from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
+from trimtab.interfaces.rollout_cli import freeze, rollout, unfreeze  # noqa: E402
 from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
@@ -46,6 +47,7 @@ def main() -> None:
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
       trimtab fleet add                              one replica more in a fleet that serves
+      trimtab rollout propose lever.toml --start     a lever of your own, on a slice, with gates
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
     """
@@ -59,6 +61,9 @@ for command in (
     tune,
     up,
     fleet,
+    rollout,
+    freeze,
+    unfreeze,
     load,
     engine,
     simulate_command,

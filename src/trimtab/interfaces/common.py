@@ -14,10 +14,10 @@ from trimtab.core.layout import PlanInputError
 from trimtab.core.ports import LaunchError
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.interfaces.report import ReportError
-from trimtab.runtime.controller import ControlError
 from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.layout_runs import RunFailedError
 from trimtab.runtime.ledger_rows import LedgerError
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.served_sources import SourceError
 from trimtab.runtime.sources import SourcesError

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import click
@@ -22,6 +22,8 @@ URL = click.option(
     "--url", default="http://127.0.0.1:8400", show_default=True, help="The gateway of the fleet."
 )
 FORCE = click.option("--force", is_flag=True, help="Do it whatever the check says.")
+T = TypeVar("T")
+
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
@@ -69,7 +71,7 @@ def remove(replica: str, url: str, force: bool, as_json: bool) -> None:
 
 
 def _print(url: str, asked: Asked, *, as_json: bool) -> None:
-    done = asyncio.run(_ask(url, asked))
+    done = post(url, PATH, asked, Resized)
     if as_json:
         click.echo(msgspec.json.encode(done).decode())
         return
@@ -77,7 +79,12 @@ def _print(url: str, asked: Asked, *, as_json: bool) -> None:
     click.echo(f"{done.replica} {verb} ({done.because}); replicas: {', '.join(done.replicas)}")
 
 
-async def _ask(url: str, asked: Asked) -> Resized:
+def post(url: str, path: str, asked: msgspec.Struct, answer: type[T]) -> T:
+    """Ask a serving gateway to act and return what came of it; raises `SourceError` with what it said."""
+    return asyncio.run(_post(url, path, msgspec.json.encode(asked), answer))
+
+
+async def _post(url: str, path: str, body: bytes, answer: type[T]) -> T:
     token = os.environ.get(ADMIN_TOKEN)
     headers = {"Content-Type": "application/json"}
     if token:
@@ -86,19 +93,17 @@ async def _ask(url: str, asked: Asked) -> Resized:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                url.rstrip("/") + PATH, data=msgspec.json.encode(asked), headers=headers
-            ) as response,
+            session.post(url.rstrip("/") + path, data=body, headers=headers) as response,
         ):
-            return _read(await response.read(), response.status, url)
+            return _read(await response.read(), response.status, url, answer)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SourceError(f"{url} does not answer: {error!r}") from error
 
 
-def _read(body: bytes, status: int, url: str) -> Resized:
+def _read(body: bytes, status: int, url: str, answer: type[T]) -> T:
     try:
         if status == 200:
-            return msgspec.json.decode(body, type=Resized)
+            return msgspec.json.decode(body, type=answer)
         said = msgspec.json.decode(body, type=_Refused).error.message
     except msgspec.MsgspecError as error:
         raise SourceError(f"{url} is no gateway of a fleet (status {status})") from error

@@ -11,6 +11,7 @@ from rich.console import Console
 from trimtab.core.config import Config
 from trimtab.interfaces.common import friendly, read_config, with_options
 from trimtab.interfaces.web.fleet import fleet_routes
+from trimtab.interfaces.web.rollouts import rollout_routes
 from trimtab.interfaces.web.routes import page_routes
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.serve import serve
@@ -60,7 +61,7 @@ def up(
 
     Ctrl-C drains and stops everything. Off loopback the page, /metrics and /debug need the token in the
     environment variable TRIMTAB_ADMIN_TOKEN. After a crash the next start verifies the ledger: levers that were adopted
-    stay on, a lever that was still being proven goes back to the baseline.
+    stay on, disabled ones off, and a lever that was being proven goes on at its share.
     """
     config = with_options(
         read_config(config_path),
@@ -87,6 +88,10 @@ async def _serve(config: Config, console: Console) -> None:
         SystemClock(),
         stop,
         say,
-        routes=lambda system: (*page_routes(system), *fleet_routes(system)),
+        routes=lambda system, operator: (
+            *page_routes(system),
+            *fleet_routes(system),
+            *rollout_routes(system, operator),
+        ),
         admin_token=os.environ.get(ADMIN_TOKEN),
     )

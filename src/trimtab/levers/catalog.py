@@ -1,6 +1,6 @@
 """All levers by name: the one place where they are listed."""
 
-from trimtab.core.lever import Lever
+from trimtab.core.lever import Lever, LeverRecord
 from trimtab.levers.disaggregation import SplitRoles
 from trimtab.levers.parallelism import ParallelLayout
 from trimtab.levers.prefill_chunking import SmallerPrefillChunk
@@ -24,6 +24,9 @@ def catalog() -> dict[str, Lever]:
     return {lever.name: lever for lever in levers}
 
 
-def routing_policy_of(lever: str) -> str | None:
+def routing_policy_of(record: LeverRecord) -> str | None:
     """Return the routing policy that a lever swaps in, None for a lever that is not about routing."""
-    return PrefixAffineRouting.policy if lever == PrefixAffineRouting.name else None
+    return record.policy or (
+        # Records written before they named their policy.
+        PrefixAffineRouting.policy if record.name == PrefixAffineRouting.name else None
+    )

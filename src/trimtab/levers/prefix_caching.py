@@ -140,6 +140,7 @@ class PrefixAffineRouting:
                 "nothing restarts and what the caches hold stays"
             ),
             ramp=situation.ramp.compared(Comparison.SWITCHBACK),
+            policy=self.policy,
             mode=situation.mode,
             owner=situation.owner,
             created_at_s=situation.now_s,

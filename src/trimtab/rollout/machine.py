@@ -32,20 +32,20 @@ TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
     _S.CANARY: {
         _S.RAMPING: "a full peak cycle and a pass",
         _S.PROVING: "the same, and the next share is the last, or there is none",
-        _S.PAUSED: "a gate could not be judged",
+        _S.PAUSED: "a gate could not be judged, or a person paused it",
         _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
         _S.EXPIRED: "the record expired",
     },
     _S.RAMPING: {
         _S.RAMPING: "a pass: the next share",
         _S.PROVING: "a pass, and the next share is the last",
-        _S.PAUSED: "a gate could not be judged",
+        _S.PAUSED: "a gate could not be judged, or a person paused it",
         _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
         _S.EXPIRED: "the record expired",
     },
     _S.PROVING: {
-        _S.ADOPTED: "another full peak cycle and a pass",
-        _S.PAUSED: "a gate could not be judged",
+        _S.ADOPTED: "another full peak cycle and a pass, or a person adopted it",
+        _S.PAUSED: "a gate could not be judged, or a person paused it",
         _S.ROLLED_BACK: "a gate failed, or not enough evidence in time",
         _S.EXPIRED: "the record expired",
     },
@@ -55,12 +55,12 @@ TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
         _S.EXPIRED: "the record expired",
     },
     _S.ADOPTED: {
-        _S.DISABLED: "a trigger fired",
+        _S.DISABLED: "a trigger fired, or a person switched it off",
         _S.ROLLED_BACK: "the paying budget binds, or a person took it back",
         _S.EXPIRED: "the record expired: it must prove itself again",
     },
     _S.DISABLED: {
-        _S.ADOPTED: "its trigger let it come back",
+        _S.ADOPTED: "its trigger let it come back, or a person did",
         _S.ROLLED_BACK: "a person took it back",
         _S.EXPIRED: "the record expired",
     },
@@ -132,17 +132,18 @@ def begin(record: LeverRecord, now_s: float) -> Rollout:
 
 
 def resume(record: LeverRecord, state: RolloutState, share: float, now_s: float) -> Rollout:
-    """Return the rollout that a restart found, at its share, with its clocks and its evidence from zero.
+    """Return the rollout that a restart found, in its state and at its share, with clocks and evidence from zero.
 
-    `state` and `share` come from the folded ledger. A share that the ramp does not have, and a paused
-    rollout, start at the first. Raises `TransitionError` for a state in which nothing is being proven.
+    `state` and `share` come from the folded ledger. A running one at a share that the ramp does not have starts at
+    the first. Raises `TransitionError` for a state in which nothing is being proven.
     """
     if state not in RUNNING and state is not RolloutState.PAUSED:
         raise TransitionError(f"a rollout that is {state.value} is not being proven")
-    shares = record.ramp.shares
-    if state is RolloutState.PAUSED or share not in shares:
-        return begin(record, now_s)
-    rollout = begin(record, now_s)
+    shares, rollout = record.ramp.shares, begin(record, now_s)
+    if state is RolloutState.PAUSED:
+        return move(rollout, state, now_s, "paused before the restart")
+    if share not in shares:
+        return rollout
     return msgspec.structs.replace(
         rollout,
         state=state,

@@ -8,69 +8,39 @@ taking back never does.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import (
     CutsKept,
-    Effect,
     Frozen,
     GatesEvaluated,
     LeverProposed,
     RolloutMoved,
 )
-from trimtab.core.gate import GateResult, Metric, Question
+from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
-from trimtab.rollout.gates import ArmExtras, kept_cuts
+from trimtab.rollout.gates import kept_cuts
 from trimtab.rollout.look import look_at
-from trimtab.rollout.machine import Look, Rollout, advance, begin, move
+from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume
 from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.proof import (
+    ENDED,
+    AfterAdoption,
+    ControlError,
+    Extras,
+    Proof,
+    effect_of,
+    is_ratio,
+)
 
 RECORDS_MAX = 20_000
 TICK_S = 1.0
-
-ENDED = frozenset(
-    {RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
-)
-
-
-class Proof(msgspec.Struct, kw_only=True):
-    """The lever that is being proven, as the shell follows it."""
-
-    record: LeverRecord
-    policy: str | None
-    rollout: Rollout
-    replicas: tuple[str, ...]
-    proposed_id: str
-    last_event_id: str
-    results: tuple[GateResult, ...] = ()
-    looks: int = 0
-
-
-class ControlError(RuntimeError):
-    """A lever cannot be started now; the message says why and what to do."""
-
-
-class AfterAdoption(Protocol):
-    """Diagnoses the whole system again; returns why the lever failed, or None if its payers keep headroom."""
-
-    def __call__(self, record: LeverRecord, *, cause_id: str) -> str | None:
-        """Return the reason to take the lever back, or None."""
-        ...
-
-
-class Extras(Protocol):
-    """Supplies what gates need beside request records: memory by arm, output equality."""
-
-    def __call__(self, record: LeverRecord, replicas: tuple[str, ...]) -> ArmExtras:
-        """Return the extras of the lever being proven."""
-        ...
 
 
 class Controller:
@@ -124,10 +94,7 @@ class Controller:
 
         Raises `ControlError` while another lever is being proven or promotions are frozen.
         """
-        if self.proof is not None:
-            raise ControlError(f"{self.proof.record.name} is being proven: one lever at a time")
-        if self.frozen or not self._sink.healthy:
-            raise ControlError("promotions are frozen: unfreeze, or make the ledger writable again")
+        self._check_free()
         replicas = await self._actuator.prepare(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
         self.proof = Proof(
@@ -143,6 +110,85 @@ class Controller:
             record, rollout.share, policy, replicas, cause_id=self.proof.last_event_id
         )
         return self.proof
+
+    def go_on(
+        self,
+        record: LeverRecord,
+        policy: str | None,
+        *,
+        state: RolloutState,
+        share: float,
+        cause_id: str,
+    ) -> Proof:
+        """Follow a proof that an earlier process left behind, at its share; its replicas run its revision already.
+
+        What it had measured is not continued: the clock of its share and its evidence begin anew.
+        """
+        rollout = resume(record, state, share, self._clock.mono_s())
+        replicas = self._actuator.candidate_replicas(record)
+        self.proof = Proof(
+            record=record,
+            policy=policy,
+            rollout=rollout,
+            replicas=replicas,
+            proposed_id=cause_id,
+            last_event_id=cause_id,
+        )
+        self._moved(state, rollout, None, rollout.reason)
+        if rollout.state is not RolloutState.PAUSED:
+            cause = self.proof.last_event_id
+            self._actuator.start_slice(record, rollout.share, policy, replicas, cause_id=cause)
+        return self.proof
+
+    async def pause(self, reason: str) -> None:
+        """Take the traffic off the lever being proven until somebody resumes it."""
+        proof = self._running_proof()
+        if proof.rollout.state is RolloutState.PAUSED:
+            raise ControlError(f"{proof.record.name} is paused already")
+        paused = move(proof.rollout, RolloutState.PAUSED, self._clock.mono_s(), reason)
+        await self._carry_out(proof, paused, None)
+
+    async def resume(self, reason: str) -> None:
+        """Let a paused lever go on, from its first share."""
+        proof = self._running_proof()
+        if proof.rollout.state is not RolloutState.PAUSED:
+            raise ControlError(f"{proof.record.name} is {proof.rollout.state.value}, not paused")
+        self._check_thawed()
+        await self._actuator.prepare(proof.record, cause_id=proof.last_event_id)
+        again = msgspec.structs.replace(
+            begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
+        )
+        proof.rollout, proof.results = again, ()
+        self._moved(RolloutState.PAUSED, again, None, reason)
+        self._actuator.start_slice(
+            proof.record, again.share, proof.policy, proof.replicas, cause_id=proof.last_event_id
+        )
+
+    async def adopt_now(self, reason: str) -> None:
+        """Adopt the lever being proven because a person says so; only at its last share."""
+        proof = self._running_proof()
+        if proof.rollout.state is not RolloutState.PROVING:
+            raise ControlError(
+                f"{proof.record.name} is {proof.rollout.state.value}: only a lever at its last share can be adopted"
+            )
+        self._check_thawed()
+        now_s = self._clock.mono_s()
+        adopted = move(proof.rollout, RolloutState.ADOPTED, now_s, reason)
+        await self._carry_out(proof, msgspec.structs.replace(adopted, share=1.0), None)
+
+    def _running_proof(self) -> Proof:
+        if self.proof is None or self.has_ended:
+            raise ControlError("no lever is being proven")
+        return self.proof
+
+    def _check_free(self) -> None:
+        if self.proof is not None:
+            raise ControlError(f"{self.proof.record.name} is being proven: one lever at a time")
+        self._check_thawed()
+
+    def _check_thawed(self) -> None:
+        if self.frozen or not self._sink.healthy:
+            raise ControlError("promotions are frozen: unfreeze, or make the ledger writable again")
 
     def freeze(self, frozen: bool, reason: str) -> None:
         """Stop promotions, or let them go on; taking back is always allowed."""
@@ -165,6 +211,10 @@ class Controller:
         if proof is None or proof.rollout.state in ENDED:
             return
         now_s = self._clock.mono_s()
+        expired = expire(proof.record, proof.rollout, self._clock.wall_s(), now_s)
+        if expired.state is RolloutState.EXPIRED:
+            await self._carry_out(proof, expired, None)
+            return
         if proof.rollout.state is RolloutState.PAUSED:
             # Nothing can be seen of it, but one that nobody resumes ends in time.
             await self._follow(proof, Look(verdict=Verdict.HOLD), now_s)
@@ -206,7 +256,7 @@ class Controller:
         )
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id)
 
-    async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict) -> None:
+    async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict | None) -> None:
         before = proof.rollout
         proof.rollout = after
         self._moved(before.state, after, verdict, after.reason)
@@ -236,8 +286,8 @@ class Controller:
 
     def _record_effects(self, proof: Proof, cause_id: str) -> None:
         for result in proof.results:
-            if result.required and result.value is not None and _is_ratio(result):
-                self._sink.append(_effect(proof.record, result), cause_id=cause_id)
+            if result.required and result.value is not None and is_ratio(result):
+                self._sink.append(effect_of(proof.record, result), cause_id=cause_id)
         # What was measured is told once, also of a rollout that pauses first.
         proof.results = ()
 
@@ -311,25 +361,3 @@ class Controller:
             self._sink.append(
                 Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None
             )
-
-
-def _is_ratio(result: GateResult) -> bool:
-    """Whether a result says candidate over baseline; shares and rates are differences and stay with their gate."""
-    differences = (Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE)
-    return result.metric not in differences and "tail" not in result.gate
-
-
-def _effect(record: LeverRecord, result: GateResult) -> Effect:
-    predicted = next((e.ratio for e in record.expected if e.metric is result.metric), None)
-    return Effect(
-        lever=record.name,
-        metric=result.metric.value,
-        cut=result.cut,
-        ratio=result.value,
-        low=result.interval.low if result.interval else None,
-        high=result.interval.high if result.interval else None,
-        n_baseline=result.n_baseline,
-        n_candidate=result.n_candidate,
-        n_units=result.n_units,
-        predicted_ratio=predicted if result.question is Question.GAIN else None,
-    )

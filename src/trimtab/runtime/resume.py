@@ -1,37 +1,57 @@
-"""What a start does with what the ledger says: adopted levers stay on, a lever still being proven goes back.
+"""What a start does with what the ledger says: every lever is where it was.
 
-A proof lost its clock and its traffic with the crash, so its evidence is not continued; the lever can be proposed
-again. An adopted lever that cannot be started as it was proven goes back too. Taking back is an event with its
-reason, written before any traffic is served.
+Adopted levers stay on and disabled ones off, watched by their triggers. A lever that was being proven goes on in its
+state and at its share; its clock and its evidence begin anew, since what it had measured ended with the process. A
+lever that cannot be served as before goes back, with an event that says why, written before any traffic is served.
 """
 
 import msgspec
 
+from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved
 from trimtab.core.lever import LeverRecord
 from trimtab.core.revision import Revision
-from trimtab.core.state import State
+from trimtab.core.state import LeverStatus, State
 from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.core.types import RolloutState
+from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.machine import RUNNING
+from trimtab.rollout.short_record import parse_cut
+from trimtab.runtime.trigger_watch import PERSON
 
-PROVING = frozenset(
-    {
-        RolloutState.PROPOSED,
-        RolloutState.CANARY,
-        RolloutState.RAMPING,
-        RolloutState.PROVING,
-        RolloutState.PAUSED,
-    }
-)
+PROVING = RUNNING | {RolloutState.PAUSED}
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """A lever that was being proven, where it was; `proposal_id`: the event that proposed it."""
+
+    record: LeverRecord
+    state: RolloutState
+    share: float
+    proposal_id: str
+
+
+class Off(msgspec.Struct, frozen=True, kw_only=True):
+    """An adopted lever that was held off. `by`: its triggers, or a person; `cuts`: those it was adopted for."""
+
+    record: LeverRecord
+    by: frozenset[str]
+    cuts: tuple[Cut, ...]
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """How to start: the plan, the revision of each replica, and the moves to record first."""
+    """How to start: the plan, the revision of each replica, and the moves to record first.
+
+    `proving`: at most one lever, whose slice is exposed once the fleet serves.
+    """
 
     plan: TrafficPlan
     revisions: dict[str, Revision]
     moves: tuple[RolloutMoved, ...]
     adopted: tuple[LeverRecord, ...]
+    disabled: tuple[Off, ...] = ()
+    proving: Unfinished | None = None
+    frozen_because: str | None = None
 
 
 def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, policy: str) -> Resumed:
@@ -44,11 +64,7 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
     }
     preferences = _preferences(plan, adopted, replicas, baseline)
     lost = {name: _why_lost(record, plan, preferences) for name, record in adopted.items()}
-    moves = [
-        _rolled_back(name, lever.state, "the gateway ended while the lever was being proven")
-        for name, lever in state.levers.items()
-        if lever.state in PROVING
-    ]
+    unfinished, moves = _unfinished(state, replicas, baseline)
     moves += [
         _rolled_back(name, RolloutState.ADOPTED, reason)
         for name, reason in lost.items()
@@ -61,11 +77,74 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
         revisions.update(
             dict.fromkeys(preference.replicas, stays[preference.lever].revision or baseline)
         )
+    if unfinished is not None and _wants_replica(unfinished):
+        revisions[replicas[-1]] = unfinished.record.revision or baseline
     return Resumed(
         plan=TrafficPlan(policy=plan.policy if stays else policy, preferences=kept),
         revisions=revisions,
         moves=tuple(moves),
         adopted=tuple(stays.values()),
+        disabled=_disabled(state),
+        proving=unfinished,
+        frozen_because=state.frozen_because if state.frozen else None,
+    )
+
+
+def _wants_replica(unfinished: Unfinished) -> bool:
+    return unfinished.state in RUNNING and unfinished.record.revision is not None
+
+
+def _unfinished(
+    state: State, replicas: tuple[str, ...], baseline: Revision
+) -> tuple[Unfinished | None, list[RolloutMoved]]:
+    """Return the lever that goes on being proven, and the moves of those that cannot."""
+    found: Unfinished | None = None
+    moves: list[RolloutMoved] = []
+    for name, lever in state.levers.items():
+        if lever.state not in PROVING:
+            continue
+        reason = _why_not_proven(lever, replicas, baseline)
+        if found is not None:
+            reason = f"{found.record.name} is being proven: one lever at a time"
+        if reason is None and lever.record is not None:
+            found = Unfinished(
+                record=lever.record,
+                state=lever.state,
+                share=lever.share,
+                proposal_id=lever.proposal_id or "",
+            )
+        else:
+            moves.append(
+                _rolled_back(name, lever.state, reason or "its record is not in the ledger")
+            )
+    return found, moves
+
+
+def _why_not_proven(
+    lever: LeverStatus, replicas: tuple[str, ...], baseline: Revision
+) -> str | None:
+    record = lever.record
+    if record is None:
+        return "its record is not in the ledger"
+    if record.revision is None:
+        return None
+    if record.revision.model.sha256 != baseline.model.sha256:
+        return "it was being proven with another model"
+    if len(replicas) < 2:
+        return "it was being proven on a replica of its own, and there is only one now"
+    return None
+
+
+def _disabled(state: State) -> tuple[Off, ...]:
+    return tuple(
+        Off(
+            record=lever.record,
+            by=frozenset(n for n, trigger in lever.triggers.items() if trigger.fired)
+            or frozenset({PERSON}),
+            cuts=tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC),
+        )
+        for lever in state.levers.values()
+        if lever.state is RolloutState.DISABLED and lever.record is not None
     )
 
 

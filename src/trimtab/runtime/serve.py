@@ -16,9 +16,10 @@ from trimtab.core.state import EMPTY, State
 from trimtab.core.types import Mode, RolloutState
 from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.control import Control
-from trimtab.runtime.controller import ControlError
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.measure import measure_cost
+from trimtab.runtime.operate import Operator
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.resume import Resumed, resume
 from trimtab.runtime.situation import Standing
 from trimtab.runtime.supervisor import System
@@ -29,7 +30,8 @@ DIAGNOSE_REQUESTS_MIN = 20
 CALIBRATE_S = 6.0
 
 Say = Callable[[str], None]
-Routes = Callable[[System], Iterable[web.AbstractRouteDef]]
+Routes = Callable[[System, Callable[[], Operator | None]], Iterable[web.AbstractRouteDef]]
+"""(system, who carries out what a person asks of levers: None until the fleet serves) -> routes."""
 
 
 async def serve(
@@ -38,11 +40,16 @@ async def serve(
     stop: asyncio.Event,
     say: Say,
     *,
-    routes: Routes = lambda _: (),
+    routes: Routes = lambda _system, _operator: (),
     admin_token: str | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain; raises what could not be had at the start."""
-    system = System(config, clock, command="up", extra_routes=routes, admin_token=admin_token)
+    operators: list[Operator] = []
+
+    def extra_routes(system: System) -> Iterable[web.AbstractRouteDef]:
+        return routes(system, lambda: operators[0] if operators else None)
+
+    system = System(config, clock, command="up", extra_routes=extra_routes, admin_token=admin_token)
     reason = "interrupted"
     try:
         found = _resumed(system)
@@ -58,7 +65,9 @@ async def serve(
         control = Control(system, lambda: advisors[0].standing())
         advisors.append(Advisor(system, control, cost, say))
         _watch_adopted(control, found, system.started_event or "")
+        _go_on(control, found)
         await control.start()
+        operators.append(Operator(control, system))
         advising = asyncio.create_task(advisors[0].run())
         try:
             await _until(stop, advising, control)
@@ -134,7 +143,26 @@ def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
     for record in found.adopted:
         preferred = [each.cuts for each in found.plan.preferences if each.lever == record.name]
         cuts: tuple[Cut, ...] = preferred[0] if preferred else ()
-        control.triggers.adopt(record, routing_policy_of(record.name), cuts, cause_id)
+        control.triggers.adopt(record, routing_policy_of(record), cuts, cause_id)
+
+    for off in found.disabled:
+        policy = routing_policy_of(off.record)
+        control.triggers.adopt(off.record, policy, off.cuts, cause_id, off_by=off.by)
+
+
+def _go_on(control: Control, found: Resumed) -> None:
+    """Follow the lever that was being proven, and stay frozen if somebody froze promotions."""
+    proving = found.proving
+    if proving is not None:
+        control.controller.go_on(
+            proving.record,
+            routing_policy_of(proving.record),
+            state=proving.state,
+            share=proving.share,
+            cause_id=proving.proposal_id,
+        )
+    if found.frozen_because is not None:
+        control.controller.frozen = True
 
 
 def _banner(system: System, found: Resumed) -> list[str]:
@@ -145,6 +173,13 @@ def _banner(system: System, found: Resumed) -> list[str]:
         f"ledger      {system.config.ledger.path}",
     ]
     lines += [f"adopted     {record.name}" for record in found.adopted]
+    lines += [f"held off    {off.record.name} by {', '.join(off.by)}" for off in found.disabled]
+    if found.proving is not None:
+        lines.append(f"{found.proving.state.value:11} {found.proving.record.name} goes on")
+    if found.frozen_because is not None:
+        lines.append(
+            f"frozen      {found.frozen_because}; `trimtab unfreeze` lets promotions go on"
+        )
     return [*lines, "Ctrl-C drains and stops"]
 
 
@@ -212,7 +247,7 @@ class Advisor:
             record = lever.propose(situation, chosen, because)
             proposed = self._control.controller.propose(record, cause_id=event_id)
             self._control.begin_proof()
-            policy = routing_policy_of(record.name)
+            policy = routing_policy_of(record)
             await self._control.controller.start(record, policy, cause_id=proposed)
         except (LeverRecordError, ControlError, LaunchError) as error:
             self._say(f"{lever.name} was not started: {error}")

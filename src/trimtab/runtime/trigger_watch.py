@@ -6,14 +6,14 @@ next tick is not late. While a lever is on its way out or back its triggers rest
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import assert_never
 
 import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
-from trimtab.core.events import RolloutMoved, TriggerMoved
+from trimtab.core.events import CutsKept, RolloutMoved, TriggerMoved
 from trimtab.core.evidence import Window
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
@@ -22,11 +22,15 @@ from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.rollout.signals import Watched, signals, tpot_by_batch
 from trimtab.rollout.triggers import Action, TriggerWatch, watch
 from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.proof import ControlError
 
 WINDOW_S = 10.0
 """Signals are computed over the last ten seconds."""
 
 VIEWS_MAX = 600
+EXPIRED_BECAUSE = "the record expired: it must prove itself again"
+PERSON = "a person"
+"""What holds a lever off that somebody switched off: no trigger lets it come back."""
 
 
 class Adopted(msgspec.Struct, kw_only=True):
@@ -89,9 +93,18 @@ class TriggerShell:
         self.adopted: dict[str, Adopted] = {}
 
     def adopt(
-        self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause_id: str
+        self,
+        record: LeverRecord,
+        policy: str | None,
+        cuts: tuple[Cut, ...],
+        cause_id: str,
+        *,
+        off_by: frozenset[str] = frozenset(),
     ) -> None:
-        """Watch a lever from now on; its baseline is what was measured without it."""
+        """Watch a lever from now on; its baseline is what was measured without it.
+
+        `off_by`: the triggers (or `PERSON`) that hold it off already, as a restart finds it.
+        """
         plain = [
             r for r in self._records() if r.ok and r.arm is Arm.BASELINE and not r.drafting.drafted
         ]
@@ -100,8 +113,12 @@ class TriggerShell:
             policy=policy,
             cuts=cuts,
             cause_id=cause_id,
-            watches=[TriggerWatch(spec=spec) for spec in record.triggers],
+            watches=[
+                TriggerWatch(spec=spec, is_off=spec.name in off_by, moved_at_s=self._clock.mono_s())
+                for spec in record.triggers
+            ],
             baseline_tpot_ms=tpot_by_batch(plain),
+            off_by=set(off_by),
         )
 
     def saw(self, view: FleetView) -> None:
@@ -112,8 +129,14 @@ class TriggerShell:
         """Feed every trigger its signal and start what fired or recovered."""
         now_wall_s, now_s = self._clock.wall_s(), self._clock.mono_s()
         for lever in tuple(self.adopted.values()):
-            if not lever.is_moving:
-                self._judge(lever, now_wall_s, now_s)
+            if lever.is_moving:
+                continue
+            if now_wall_s >= lever.record.expires_at_s:
+                lever.is_moving = True
+                ending = self.end(lever.record.name, RolloutState.EXPIRED, EXPIRED_BECAUSE)
+                self._start(ending)
+                continue
+            self._judge(lever, now_wall_s, now_s)
 
     def _judge(self, lever: Adopted, now_wall_s: float, now_s: float) -> None:
         """Hear all triggers of a lever, then move it once: two that disagree must not start two restarts."""
@@ -128,6 +151,93 @@ class TriggerShell:
             self._move(lever, said[TriggerAction.DISABLE])
         elif lever.cuts_off != cuts_off and not lever.is_off:
             cause = said[TriggerAction.DISABLE_CUT].cause_id
+            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+
+    async def end(self, name: str, to: RolloutState, reason: str) -> None:
+        """Take an adopted lever off for good (rolled back, expired): it is watched no more.
+
+        Raises `KeyError` for a lever that is not adopted; a replica that does not follow is recorded, since by
+        routing the lever is off.
+        """
+        lever = self.adopted.pop(name)
+        before = RolloutState.DISABLED if lever.is_off else RolloutState.ADOPTED
+        cause = self._record_move(lever, before, to, reason, cause_id=lever.cause_id)
+        await self._actuate(lever, to, cause)
+
+    async def switch(self, name: str, *, on: bool, reason: str) -> None:
+        """Switch an adopted lever off until a person switches it on again, or on, whatever its triggers said.
+
+        Raises `KeyError` for a lever that is not adopted.
+        """
+        lever = self.adopted[name]
+        was_off = lever.is_off
+        lever.off_by = set() if on else {*lever.off_by, PERSON}
+        if on:
+            lever.watches = [TriggerWatch(spec=spec) for spec in lever.record.triggers]
+        if was_off is not on:
+            return
+        before, to = RolloutState.ADOPTED, RolloutState.DISABLED
+        before, to = (to, before) if on else (before, to)
+        cause = self._record_move(lever, before, to, reason, cause_id=lever.cause_id)
+        await self._actuate(lever, to, cause)
+
+    def take_off_cut(self, name: str, cut: Cut, reason: str) -> None:
+        """Leave an adopted lever all its cuts but one; raises `KeyError`, and `ControlError` where that cannot be."""
+        lever = self.adopted[name]
+        if cut not in lever.cuts_on:
+            on = ", ".join(str(each) for each in lever.cuts_on) or "all traffic, not by cuts"
+            raise ControlError(f"{name} is not on for {cut} by itself; it is on for {on}")
+        lever.cuts_off = lever.cuts_off | {cut}
+        left = tuple(str(each) for each in lever.cuts_on)
+        kept = CutsKept(lever=name, kept=left, refused={str(cut): reason})
+        cause = self._sink.append(kept, cause_id=lever.cause_id, durable=True)
+        self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+
+    def _record_move(
+        self,
+        lever: Adopted,
+        before: RolloutState,
+        after: RolloutState,
+        reason: str,
+        *,
+        cause_id: str,
+        verdict: Verdict | None = None,
+    ) -> str:
+        share = 1.0 if after is RolloutState.ADOPTED else 0.0
+        moved = RolloutMoved(
+            lever=lever.record.name,
+            before=before,
+            after=after,
+            share=share,
+            verdict=verdict,
+            reason=reason,
+        )
+        return self._sink.append(moved, cause_id=cause_id, durable=True)
+
+    async def _actuate(self, lever: Adopted, to: RolloutState, cause: str) -> None:
+        lever.is_moving = True
+        try:
+            if to is RolloutState.ADOPTED:
+                await self._enable(lever, cause)
+            else:
+                await self._actuator.disable(
+                    lever.record, baseline_policy=self._baseline_policy, cause_id=cause
+                )
+        except LaunchError as error:
+            before = RolloutState.DISABLED if to is RolloutState.ADOPTED else to
+            self._record_move(
+                lever, to, before, f"the replicas did not follow: {error}", cause_id=cause
+            )
+            if to is RolloutState.ADOPTED:
+                lever.off_by.add(PERSON)
+        finally:
+            lever.is_moving = False
+
+    async def _enable(self, lever: Adopted, cause: str) -> None:
+        await self._actuator.enable(
+            lever.record, policy=lever.policy, cuts=lever.cuts, cause_id=cause
+        )
+        if lever.cuts_off:
             self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
 
     async def settle(self) -> None:
@@ -188,17 +298,19 @@ class TriggerShell:
 
     def _move(self, lever: Adopted, said: Said) -> None:
         off = lever.is_off
-        moved = RolloutMoved(
-            lever=lever.record.name,
-            before=RolloutState.ADOPTED if off else RolloutState.DISABLED,
-            after=RolloutState.DISABLED if off else RolloutState.ADOPTED,
-            share=0.0 if off else 1.0,
+        cause = self._record_move(
+            lever,
+            RolloutState.ADOPTED if off else RolloutState.DISABLED,
+            RolloutState.DISABLED if off else RolloutState.ADOPTED,
+            said.what,
+            cause_id=said.cause_id,
             verdict=Verdict.FAIL if off else Verdict.PASS,
-            reason=said.what,
         )
-        cause = self._sink.append(moved, cause_id=said.cause_id, durable=True)
         lever.is_moving = True
-        task = asyncio.create_task(self._carry_out(lever, said.trigger, cause))
+        self._start(self._carry_out(lever, said.trigger, cause))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -210,11 +322,7 @@ class TriggerShell:
                     record, baseline_policy=self._baseline_policy, cause_id=cause
                 )
             else:
-                await self._actuator.enable(
-                    record, policy=lever.policy, cuts=lever.cuts, cause_id=cause
-                )
-                if lever.cuts_off:
-                    self._actuator.narrow(record, lever.cuts_on, cause_id=cause)
+                await self._enable(lever, cause)
         except LaunchError as error:
             # By routing the lever is off either way; the replica's own state says the rest.
             stuck = RolloutMoved(

@@ -25,9 +25,9 @@ from trimtab.runtime.calibrate import (
     calibrate_speculation,
 )
 from trimtab.runtime.control import Control
-from trimtab.runtime.controller import ControlError
 from trimtab.runtime.load import LoadProgress
 from trimtab.runtime.measure import measure_cost
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.situation import Looked, Standing
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.supervisor import System
@@ -257,9 +257,7 @@ class Tune:
         arrivals = await self._rollout_arrivals(record, rates)
         control.begin_proof()
         try:
-            await control.controller.start(
-                record, routing_policy_of(record.name), cause_id=proposed
-            )
+            await control.controller.start(record, routing_policy_of(record), cause_id=proposed)
         except (ControlError, LaunchError) as error:
             self._view.say(f"{record.name} could not be started: {error}")
             self._refused.append(record.name)

@@ -5,7 +5,7 @@ The body is JSON and must say so: a page of another site cannot send that to loo
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -18,6 +18,8 @@ from trimtab.runtime.wire import ApiError
 
 PATH: Final = "/fleet/replicas"
 BODY_BYTES_MAX: Final = 4096
+
+T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +45,7 @@ class _Fleet:
 
     async def change(self, request: web.Request) -> web.Response:
         self._system.gateway.check_admin(request)
-        asked = await _read(request)
+        asked = await read_json(request, Asked, bytes_max=BODY_BYTES_MAX)
         # Who asked may go away; a replica that drains must not be left between two states.
         task = asyncio.create_task(self._carry_out(asked))
         self._tasks.add(task)
@@ -70,12 +72,13 @@ class _Fleet:
                 return await self._resizer.remove(asked.replica, force=asked.force)
 
 
-async def _read(request: web.Request) -> Asked:
+async def read_json(request: web.Request, kind: type[T], *, bytes_max: int) -> T:
+    """Return the body of an action; raises `ApiError` unless it is JSON, says so, and is as described."""
     if request.content_type != "application/json":
         raise ApiError(415, "invalid_request_error", "not_json", "send application/json")
-    if (request.content_length or 0) > BODY_BYTES_MAX:
+    if (request.content_length or 0) > bytes_max:
         raise ApiError(413, "invalid_request_error", "too_large", "the body is too large")
     try:
-        return msgspec.json.decode(await request.read(), type=Asked)
+        return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.MsgspecError as error:
         raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error

@@ -1,0 +1,196 @@
+"""`trimtab rollout`: a person's side of levers. Listing and showing read the ledger, acting asks the gateway.
+
+Exit codes: 0 done; 1 refused, or no such lever; 2 wrong usage.
+"""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from trimtab.core.state import EMPTY, State
+from trimtab.core.types import RolloutAction
+from trimtab.interfaces.common import friendly, read_config
+from trimtab.interfaces.fleet_cli import JSON, URL, post
+from trimtab.interfaces.rollout_view import told_lever, told_line
+from trimtab.interfaces.web.rollouts import PATH
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.runtime.operate import Asked, Done
+
+NAME = click.argument("name")
+REASON = click.option("--reason", default="", help="Why; it is kept in the ledger.")
+LEDGER = click.option(
+    "--ledger",
+    "ledger_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="TRIMTAB_LEDGER",
+    help="Ledger file. Default: $TRIMTAB_LEDGER, else ledger.path of the configuration.",
+)
+CONFIG = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML configuration.",
+)
+
+
+@click.group()
+def rollout() -> None:
+    """Propose a lever, follow it, hold it, take it back.
+
+    \b
+      trimtab rollout propose lever.toml --dry-run   what it would change, on which replicas
+      trimtab rollout propose lever.toml --start     expose its first slice
+      trimtab rollout show NAME                      what is on, for whom, why, and how to go back
+      trimtab rollout rollback NAME --reason ...     all traffic to the baseline, at once
+
+    Off loopback the gateway needs the token in TRIMTAB_ADMIN_TOKEN.
+    """
+
+
+@rollout.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--start", is_flag=True, help="Expose its first slice at once.")
+@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@URL
+@JSON
+@friendly
+def propose(file: Path, start: bool, dry_run: bool, url: str, as_json: bool) -> None:
+    """Propose the lever record in FILE (TOML); one that leaves a field unsaid is refused with its path."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file} cannot be read: {error}") from error
+    asked = Asked(
+        action=RolloutAction.PROPOSE,
+        record=text,
+        source=file.name,
+        start=start,
+        dry_run=dry_run,
+    )
+    _act(url, asked, as_json=as_json)
+
+
+@rollout.command("list")
+@LEDGER
+@CONFIG
+@JSON
+@friendly
+def list_levers(ledger_path: Path | None, config_path: Path | None, as_json: bool) -> None:
+    """List every lever with its state, share, last verdict and reason."""
+    state = _state(ledger_path, config_path)
+    if as_json:
+        click.echo(msgspec.json.encode(state.levers).decode())
+        return
+    if state.frozen:
+        click.echo(f"promotions are frozen: {state.frozen_because}")
+    for name, lever in state.levers.items():
+        click.echo(told_line(name, lever, SystemClock().wall_s()))
+    if not state.levers:
+        click.echo("No lever was proposed.")
+
+
+@rollout.command()
+@NAME
+@LEDGER
+@CONFIG
+@JSON
+@friendly
+def show(name: str, ledger_path: Path | None, config_path: Path | None, as_json: bool) -> None:
+    """Say of a lever what is on, for whom, why, what it costs whom, what would switch it off, how to go back."""
+    levers = _state(ledger_path, config_path).levers
+    if name not in levers:
+        raise click.ClickException(f"no lever {name!r}; known: {', '.join(levers) or 'none'}")
+    if as_json:
+        click.echo(msgspec.json.encode(levers[name]).decode())
+        return
+    click.echo(told_lever(name, levers[name], SystemClock().wall_s()))
+
+
+def _action(action: RolloutAction, text: str) -> None:
+    @rollout.command(action.value, help=text)
+    @NAME
+    @REASON
+    @URL
+    @JSON
+    @friendly
+    def run(name: str, reason: str, url: str, as_json: bool) -> None:
+        _act(url, Asked(action=action, name=name, reason=reason), as_json=as_json)
+
+
+_action(
+    RolloutAction.PAUSE, "Take the traffic off NAME, which is being proven, until it is resumed."
+)
+_action(RolloutAction.RESUME, "Let the paused NAME go on, from its first share.")
+_action(
+    RolloutAction.ROLLBACK,
+    "Take NAME back: all traffic to the baseline by routing at once, then its replicas. Allowed in every mode.",
+)
+_action(
+    RolloutAction.ADOPT,
+    "Adopt NAME at its last share without waiting for its gates, or switch a disabled one on again.",
+)
+
+
+@rollout.command()
+@NAME
+@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@URL
+@JSON
+@friendly
+def start(name: str, dry_run: bool, url: str, as_json: bool) -> None:
+    """Expose the first slice of the proposed NAME."""
+    _act(url, Asked(action=RolloutAction.START, name=name, dry_run=dry_run), as_json=as_json)
+
+
+@rollout.command()
+@NAME
+@click.option("--slice", "cut", default="", help='Only for one cut, such as "label=edit".')
+@REASON
+@URL
+@JSON
+@friendly
+def disable(name: str, cut: str, reason: str, url: str, as_json: bool) -> None:
+    """Switch the adopted NAME off, or off for one cut; no trigger switches it on again."""
+    asked = Asked(action=RolloutAction.DISABLE, name=name, slice=cut, reason=reason)
+    _act(url, asked, as_json=as_json)
+
+
+@click.command()
+@REASON
+@URL
+@JSON
+@friendly
+def freeze(reason: str, url: str, as_json: bool) -> None:
+    """Stop every promotion at once, also over a restart. Taking back still happens."""
+    _act(url, Asked(action=RolloutAction.FREEZE, reason=reason), as_json=as_json)
+
+
+@click.command()
+@REASON
+@URL
+@JSON
+@friendly
+def unfreeze(reason: str, url: str, as_json: bool) -> None:
+    """Let promotions go on."""
+    _act(url, Asked(action=RolloutAction.UNFREEZE, reason=reason), as_json=as_json)
+
+
+def _act(url: str, asked: Asked, *, as_json: bool) -> None:
+    done = post(url, PATH, asked, Done)
+    if as_json:
+        click.echo(msgspec.json.encode(done).decode())
+        return
+    if done.name:
+        state = "would be proposed" if asked.dry_run else done.state.value if done.state else ""
+        click.echo(f"{done.name}: {state}" + (f" at {done.share:.0%}" if done.share else ""))
+    for step in done.steps:
+        click.echo(f"  {step}")
+    if done.frozen:
+        click.echo("promotions are frozen")
+
+
+def _state(ledger_path: Path | None, config_path: Path | None) -> State:
+    with SqliteReader(ledger_path or Path(read_config(config_path).ledger.path)) as reader:
+        return reader.catch_up(EMPTY)

@@ -1,0 +1,116 @@
+"""A lever in words: what is on, for whom, why, what it costs whom, what would switch it off, how to go back."""
+
+import datetime
+
+from trimtab.core.gate import GateResult
+from trimtab.core.lever import LeverRecord
+from trimtab.core.state import LeverStatus, TriggerStatus
+
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def told_line(name: str, lever: LeverStatus, now_s: float) -> str:
+    """Return one line about a lever; `now_s`: seconds since 1970."""
+    share = f" at {lever.share:.0%}" if lever.share else ""
+    verdict = f", last verdict {lever.look_verdict.value}" if lever.look_verdict else ""
+    since = told_duration(max(0.0, now_s - lever.moved_at_s))
+    return f"{name}  {lever.state.value}{share} for {since}{verdict}: {lever.reason or 'proposed'}"
+
+
+def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
+    """Return everything a person asks about a lever, as paragraphs of lines."""
+    lines = [told_line(name, lever, now_s)]
+    record = lever.record
+    if record is None:
+        return f"{lines[0]}\nits record is no longer in the ledger"
+    lines += ["", "for whom", *_indented(_whom(lever, record))]
+    lines += ["why", *_indented(_why(record))]
+    lines += ["budgets", *_indented(_budgets(record))]
+    lines += ["expected and measured", *_indented(_effects(lever, record))]
+    lines += ["gates at the last look", *_indented(_results(lever.results))]
+    lines += ["what can newly go wrong", *_indented(list(record.failure_modes))]
+    lines += [
+        "what switches it off",
+        *_indented([_trigger(each) for each in lever.triggers.values()]),
+    ]
+    lines += ["how to go back", *_indented([f"trimtab rollout rollback {name}", record.reverse])]
+    expires = datetime.datetime.fromtimestamp(record.expires_at_s, tz=datetime.UTC)
+    lines.append(
+        f"owner {record.owner}; it must prove itself again by {expires:%Y-%m-%d %H:%M} UTC"
+    )
+    return "\n".join(lines)
+
+
+def told_duration(seconds: float) -> str:
+    """Return a duration in its largest unit, such as "3.5 h"."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return "under a second"
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines or ["nothing"]]
+
+
+def _whom(lever: LeverStatus, record: LeverRecord) -> list[str]:
+    cuts = " or ".join(str(cut) for cut in record.cuts) or "all traffic"
+    lines = [f"{cuts}: {record.condition}"]
+    if lever.kept:
+        lines.append(f"kept for {', '.join(lever.kept)}")
+    return lines + [f"refused for {cut}: {why}" for cut, why in lever.refused.items()]
+
+
+def _why(record: LeverRecord) -> list[str]:
+    at = record.bottleneck
+    share = "" if at.share is None else f", {at.share:.0%} of the time of requests"
+    return [
+        f"{at.resource.value} binds {at.phase.value}{share} ({at.diagnosis})",
+        record.premise,
+        record.chosen_because,
+    ]
+
+
+def _budgets(record: LeverRecord) -> list[str]:
+    lines = []
+    for move in record.moves:
+        size = "by an unknown part" if move.delta_share is None else f"by {move.delta_share:+.1%}"
+        verb = "pays" if move.spends else "is relieved"
+        lines.append(f"{move.budget.value} {verb} {size}: {move.because}")
+    return lines
+
+
+def _effects(lever: LeverStatus, record: LeverRecord) -> list[str]:
+    lines = [
+        f"expected {each.metric.value} {each.ratio:.2f}x [{each.low:.2f}, {each.high:.2f}]: {each.because}"
+        for each in record.expected
+    ]
+    for effect in lever.effects.values():
+        if effect.ratio is None:
+            continue
+        known = effect.low is not None and effect.high is not None
+        span = f" [{effect.low:.2f}, {effect.high:.2f}]" if known else " [interval unknown]"
+        counted = f"n = {effect.n_baseline} and {effect.n_candidate}, {effect.n_units} units"
+        lines.append(
+            f"measured {effect.metric} of {effect.cut} {effect.ratio:.2f}x{span}, {counted}"
+        )
+    return lines
+
+
+def _results(results: tuple[GateResult, ...]) -> list[str]:
+    return [
+        f"{each.verdict.value:5} {each.gate} ({each.cut}): {each.reason} "
+        f"(n = {each.n_baseline} and {each.n_candidate})"
+        for each in results
+    ]
+
+
+def _trigger(trigger: TriggerStatus) -> str:
+    spec = trigger.spec
+    side = "above" if spec.off_when_above else "below"
+    now = "holds it off now" if trigger.fired else f"fired {trigger.fired_count} times"
+    where = "" if spec.cut is None else f" for {spec.cut}"
+    return (
+        f"{spec.name}: {spec.signal.value} {side} {spec.off_at:g}{where} for {spec.ticks} ticks of "
+        f"{spec.min_samples} samples or more ({now}); {spec.because}"
+    )
