@@ -62,6 +62,7 @@ LEVER: dict[str, dict[str, str]] = {
         "reverse": "How it is taken back, in words.",
         "ramp": "How its slice grows.",
         "cuts": "The slice is drawn from requests of these cuts only; empty: from all.",
+        "policy": "The routing policy of the candidate; null for a lever that is not about routing.",
         "revision": "The candidate's engine configuration; null for a lever that needs none.",
         "mode": "What may be started without a person.",
         "owner": "Who answers for it.",

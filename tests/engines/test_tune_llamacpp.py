@@ -28,8 +28,8 @@ from trimtab.runtime import control as control_module
 from trimtab.runtime import tune as tune_module
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.control import Control
-from trimtab.runtime.controller import ControlError
 from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.result import TuneResult
 from trimtab.runtime.serve import standing_of
 from trimtab.runtime.situation import Standing
@@ -234,7 +234,7 @@ async def test_full_disk_freezes_levers_while_requests_are_answered(driven: Driv
     """No request fails for the ledger's sake, no lever starts; with room again nothing is missing."""
     system, controller = driven.system, driven.control.controller
     record = msgspec.structs.replace(lever_record(), ramp=RampPlan(), mode=Mode.ACT)
-    policy = routing_policy_of(record.name)
+    policy = routing_policy_of(record)
     async with aiohttp.ClientSession() as client:
         assert await driven.ask(client) == 200
         await system.ledger.flush()

@@ -21,6 +21,8 @@ QUESTIONS = Cut(Dimension.LABEL, "question")
 SPECULATING = REVISION.replace(speculation=Speculation(method=SpeculationMethod.NGRAM_SIMPLE))
 BASELINE_PLAN = TrafficPlan(policy="round_robin")
 STEP_S = 1.0
+LIVES_S = 86_400.0
+"""How long the records of these tests are good for."""
 
 
 class HandClock:
@@ -151,7 +153,10 @@ def routing_lever() -> LeverRecord:
     """A routing lever with gates that a few records can answer."""
     # The tail gate is left out for speed: it can only stop a lever.
     quick = tuple(gate for gate in LEVER_GATES if gate.statistic is not Statistic.TAIL_P95)
-    return msgspec.structs.replace(lever_record(), gates=quick, ramp=RAMP)
+    now_s = HandClock().wall_s()
+    return msgspec.structs.replace(
+        lever_record(), gates=quick, ramp=RAMP, created_at_s=now_s, expires_at_s=now_s + LIVES_S
+    )
 
 
 def speculation_lever(cuts: tuple[Cut, ...] = (EDITS,)) -> LeverRecord:

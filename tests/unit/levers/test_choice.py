@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from events_kit import lever_record
 from situations import LABELS, PREFILL_BOUND, readings, situation
 
 from trimtab.core.budgets import BudgetMove, Budgets, BudgetUse
@@ -157,8 +158,12 @@ def test_every_technique_has_a_lever() -> None:
 
 def test_only_the_routing_lever_swaps_a_policy() -> None:
     """The wiring asks which policy a lever swaps in; a revision lever has none."""
-    assert routing_policy_of("prefix_affine_routing") == "prefix_affine"
-    assert routing_policy_of("ngram_speculation") is None
+    plain = lever_record()
+    routing = msgspec.structs.replace(plain, policy="least_loaded")
+    before = msgspec.structs.replace(plain, name="prefix_affine_routing")
+    assert routing_policy_of(routing) == "least_loaded"
+    assert routing_policy_of(before) == "prefix_affine"
+    assert routing_policy_of(msgspec.structs.replace(plain, name="ngram_speculation")) is None
 
 
 def test_idle_fleet_does_not_need_another_replica() -> None:

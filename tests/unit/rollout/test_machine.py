@@ -124,10 +124,10 @@ def test_error_takes_the_traffic_off_and_a_pass_alone_does_not_bring_it_back() -
     assert advance(RECORD, paused, PASS, late).state is RolloutState.ROLLED_BACK
 
 
-def test_paused_rollout_is_resumed_from_the_first_share() -> None:
-    """Its exposure begins small again."""
+def test_restart_leaves_a_paused_rollout_paused() -> None:
+    """A restart is no permission to expose traffic again."""
     again = resume(RECORD, RolloutState.PAUSED, 0.0, 500.0)
-    assert (again.state, again.share) == (RolloutState.CANARY, 0.10)
+    assert (again.state, again.share, again.entered_at_s) == (RolloutState.PAUSED, 0.0, 500.0)
 
 
 def test_frozen_stops_promotions_but_not_taking_back() -> None:

@@ -33,7 +33,8 @@ from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ArmExtras
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
-from trimtab.runtime.controller import RECORDS_MAX, ControlError, Controller
+from trimtab.runtime.controller import RECORDS_MAX, Controller
+from trimtab.runtime.proof import ControlError
 
 ROUTING, SPECULATION = routing_lever(), speculation_lever()
 GAIN, HARM = 0.5, 3.0
@@ -427,3 +428,69 @@ def test_plans_follow_the_moves_that_caused_them() -> None:
         assert envelope.event.plan.candidate.share == cause.share
     # One for each share, one for the adoption.
     assert len(plans) == len(ROUTING.ramp.shares) + 1
+
+
+async def test_expired_record_ends_its_rollout() -> None:
+    """Traffic goes to the baseline and the ledger says why."""
+    rig = Driven()
+    short = msgspec.structs.replace(ROUTING, expires_at_s=rig.clock.wall_s() + 5.0)
+    await rig.start(short)
+    for _ in range(6):
+        await rig.second(GAIN)
+    assert rig.state() is RolloutState.EXPIRED
+    assert rig.moved[-1].reason == "the record expired"
+    assert rig.actuator.plan.candidate is None
+
+
+async def test_paused_lever_meets_no_traffic_until_it_is_resumed_from_the_first_share() -> None:
+    """A person holds it and lets it go on; in between nothing is exposed."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+    await rig.controller.pause("a person asked")
+    assert (rig.state(), rig.actuator.plan.candidate) == (RolloutState.PAUSED, None)
+    await rig.second(GAIN)
+    assert rig.state() is RolloutState.PAUSED
+    await rig.controller.resume("a person asked")
+    plan = rig.actuator.plan.candidate
+    assert plan is not None
+    assert (rig.state(), plan.share, plan.replicas) == (RolloutState.CANARY, 0.10, ("r1",))
+    assert rig.fleet.revisions["r1"] == SPECULATION.revision
+
+
+async def test_person_adopts_only_at_the_last_share() -> None:
+    """Before it, too little has been seen."""
+    rig = Driven()
+    await rig.start()
+    with pytest.raises(ControlError, match="only a lever at its last share"):
+        await rig.controller.adopt_now("a person asked")
+    while rig.state() is not RolloutState.PROVING:
+        await rig.second(GAIN)
+    await rig.controller.adopt_now("a person asked")
+    assert rig.moved[-1].after is RolloutState.ADOPTED
+    assert rig.moved[-1].verdict is None
+    assert rig.actuator.plan == TrafficPlan(policy="prefix_affine")
+
+
+@pytest.mark.parametrize(
+    "state", [RolloutState.CANARY, RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED]
+)
+async def test_proof_found_after_a_restart_is_followed_where_it_was(state: RolloutState) -> None:
+    """At its share with a slice of its own time; a paused one without."""
+    rig = Driven()
+    share = {RolloutState.PROVING: 0.95, RolloutState.CANARY: 0.10}.get(state, 0.25)
+    rig.controller.go_on(ROUTING, "prefix_affine", state=state, share=share, cause_id="P")
+    plan = rig.actuator.plan.candidate
+    exposed = None if plan is None else (plan.share, plan.started_at_s)
+    assert rig.state() is state
+    assert exposed == (None if state is RolloutState.PAUSED else (share, rig.clock.mono_s()))
+    assert [(move.before, move.after) for move in rig.moved] == [(state, state)]
+
+
+async def test_pausing_what_is_not_running_is_refused() -> None:
+    """With what is the case."""
+    rig = Driven()
+    with pytest.raises(ControlError, match="no lever is being proven"):
+        await rig.controller.pause("a person asked")
+    await rig.start()
+    with pytest.raises(ControlError, match="canary, not paused"):
+        await rig.controller.resume("a person asked")

@@ -1,17 +1,27 @@
-"""A start after a crash: adopted levers stay on, what was being proven goes back."""
+"""A start after a crash: every lever is where it was, and what cannot be goes back with its reason."""
 
 import msgspec
 import pytest
 from control_kit import EDITS, SPECULATING, candidate, routing_lever, speculation_lever
 from events_kit import REVISION
 
-from trimtab.core.events import AnyEvent, LeverProposed, RolloutMoved, RunStarted, TrafficPlanned
+from trimtab.core.events import (
+    AnyEvent,
+    CutsKept,
+    Frozen,
+    LeverProposed,
+    RolloutMoved,
+    RunStarted,
+    TrafficPlanned,
+    TriggerMoved,
+)
 from trimtab.core.lever import LeverRecord
 from trimtab.core.state import EMPTY, State, rebuild
 from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.core.types import RolloutState
 from trimtab.runtime.ledger_memory import MemoryLedger
-from trimtab.runtime.resume import Resumed, resume
+from trimtab.runtime.resume import Off, Resumed, resume
+from trimtab.runtime.trigger_watch import PERSON
 
 REPLICAS = ("r0", "r1")
 PLAIN = dict.fromkeys(REPLICAS, REVISION)
@@ -19,7 +29,6 @@ ROUTING, SPECULATION = routing_lever(), speculation_lever()
 WANTED = Preference(lever=SPECULATION.name, cuts=(EDITS,), replicas=("r1",))
 ENDED = (RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED)
 PROVING = (
-    RolloutState.PROPOSED,
     RolloutState.CANARY,
     RolloutState.RAMPING,
     RolloutState.PROVING,
@@ -64,20 +73,84 @@ def test_empty_ledger_gives_a_plain_start() -> None:
 
 
 @pytest.mark.parametrize("state", PROVING)
-def test_lever_that_was_being_proven_goes_back_with_its_reason(state: RolloutState) -> None:
-    """Whatever it had reached: its clock and its traffic ended with the run, and no slice is left."""
-    plan = TrafficPlan(policy="prefix_affine", preferences=(WANTED,))
+def test_lever_that_was_being_proven_goes_on_where_it_was(state: RolloutState) -> None:
+    """Its state and share stay, its replica starts in its revision, and nothing of the old slice's clock is left."""
+    plan = TrafficPlan(policy="round_robin", candidate=candidate(lever=SPECULATION.name))
     found = resumed(after(*at(SPECULATION, state), TrafficPlanned(plan=plan)))
-    (move,) = found.moves
-    assert (move.lever, move.before, move.after, move.share) == (
-        SPECULATION.name,
+    assert found.moves == ()
+    assert found.proving is not None
+    assert (found.proving.record, found.proving.state, found.proving.share) == (
+        SPECULATION,
         state,
-        RolloutState.ROLLED_BACK,
-        0.0,
+        0.1,
     )
-    assert "ended while the lever was being proven" in move.reason
-    assert (found.plan, found.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
-    assert found.adopted == ()
+    theirs = REVISION if state is RolloutState.PAUSED else SPECULATING
+    assert found.revisions == {"r0": REVISION, "r1": theirs}
+    assert found.plan == TrafficPlan(policy="round_robin")
+
+
+def test_proposal_that_was_not_started_stays_a_proposal() -> None:
+    """Nothing was exposed, so nothing is moved and nothing is exposed now."""
+    found = resumed(after(*at(SPECULATION, RolloutState.PROPOSED)))
+    assert (found.moves, found.proving, found.revisions) == ((), None, PLAIN)
+
+
+def test_lever_that_cannot_be_proven_any_more_goes_back_with_its_reason() -> None:
+    """Another model, or no replica left beside the baseline's."""
+    other = msgspec.structs.replace(REVISION.model, sha256="cd" * 32)
+    foreign = msgspec.structs.replace(SPECULATION, revision=SPECULATING.replace(model=other))
+    told = []
+    for record, replicas in ((foreign, REPLICAS), (SPECULATION, ("r0",))):
+        found = resumed(after(*at(record, RolloutState.RAMPING)), replicas=replicas)
+        (move,) = found.moves
+        assert (found.proving, move.before, move.after) == (
+            None,
+            RolloutState.RAMPING,
+            RolloutState.ROLLED_BACK,
+        )
+        told.append(move.reason)
+    assert "another model" in told[0]
+    assert "only one now" in told[1]
+
+
+def test_two_levers_being_proven_leave_one() -> None:
+    """A ledger should not hold two; if it does the second goes back rather than meet the first's traffic."""
+    found = resumed(
+        after(*at(ROUTING, RolloutState.CANARY), *at(SPECULATION, RolloutState.PROVING))
+    )
+    assert found.proving is not None
+    assert found.proving.record == ROUTING
+    assert [(move.lever, move.after) for move in found.moves] == [
+        (SPECULATION.name, RolloutState.ROLLED_BACK)
+    ]
+
+
+def test_disabled_lever_stays_off_and_is_watched_by_what_holds_it_off() -> None:
+    """By its trigger if one fired, else by a person, with the cuts it was adopted for."""
+    (trigger,) = SPECULATION.triggers
+    kept = CutsKept(lever=SPECULATION.name, kept=(str(EDITS),), refused={})
+    fired = TriggerMoved(
+        lever=SPECULATION.name,
+        trigger=trigger,
+        fired=True,
+        value=9.0,
+        samples=9,
+        action="disable: test",
+    )
+    by_person = resumed(after(*at(SPECULATION, RolloutState.DISABLED), kept))
+    by_trigger = resumed(after(*at(SPECULATION, RolloutState.DISABLED), kept, fired))
+    assert by_person.disabled == (Off(record=SPECULATION, by=frozenset({PERSON}), cuts=(EDITS,)),)
+    assert [each.by for each in by_trigger.disabled] == [frozenset({trigger.name})]
+    assert (by_person.plan, by_person.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
+
+
+def test_frozen_promotions_stay_frozen() -> None:
+    """A restart is no permission."""
+    frozen = resumed(after(Frozen(frozen=True, reason="a release")))
+    thawed = resumed(
+        after(Frozen(frozen=True, reason="a release"), Frozen(frozen=False, reason="it is over"))
+    )
+    assert (frozen.frozen_because, thawed.frozen_because) == ("a release", None)
 
 
 @pytest.mark.parametrize("state", ENDED)
@@ -85,7 +158,7 @@ def test_lever_that_was_off_stays_off_and_is_not_moved_again(state: RolloutState
     """Rolled back, disabled and expired levers are what they were."""
     found = resumed(after(*at(SPECULATION, state)))
     assert (found.plan, found.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
-    assert (found.moves, found.adopted) == ((), ())
+    assert (found.moves, found.adopted, found.proving) == ((), (), None)
 
 
 def test_adopted_levers_come_back_with_plan_and_revisions() -> None:
@@ -106,7 +179,7 @@ def test_adopted_levers_come_back_with_plan_and_revisions() -> None:
 
 
 def test_slice_and_stage_of_a_dead_run_do_not_come_back() -> None:
-    """An adopted lever stays, the one being proven beside it loses its slice and is recorded as gone."""
+    """An adopted lever stays; the one being proven beside it gets a slice of its own time once the fleet serves."""
     beside = candidate(lever=SPECULATION.name, replicas=("r1",))
     whole = TrafficPlan(policy="prefix_affine", candidate=beside, stage="rollout")
     state = after(
@@ -116,8 +189,9 @@ def test_slice_and_stage_of_a_dead_run_do_not_come_back() -> None:
     )
     found = resumed(state)
     assert found.plan == TrafficPlan(policy="prefix_affine")
-    assert [move.lever for move in found.moves] == [SPECULATION.name]
-    assert found.adopted == (ROUTING,)
+    assert found.proving is not None
+    assert found.proving.record == SPECULATION
+    assert (found.moves, found.adopted) == ((), (ROUTING,))
 
 
 def test_start_is_the_same_however_often_it_is_asked() -> None:

@@ -15,6 +15,7 @@ from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSignal, Trigge
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.trigger_watch import WINDOW_S, TriggerShell
 
 BATCH = TriggerSpec(
@@ -360,3 +361,68 @@ async def test_baseline_of_a_lever_is_what_was_served_without_it() -> None:
     await rig.adopt(BATCH)
     baseline = rig.shell.adopted[rig.lever.name].baseline_tpot_ms
     assert baseline == {"2-3": pytest.approx(20.0)}
+
+
+async def test_expired_lever_goes_off_and_is_watched_no_more() -> None:
+    """At its expiry, by routing first; it must prove itself again."""
+    rig = Watched()
+    await rig.adopt(BATCH)
+    rig.clock.pass_s(rig.lever.expires_at_s - rig.clock.wall_s() - 1.0)
+    await rig.shell.tick()
+    await rig.shell.settle()
+    assert rig.moves() == []
+    rig.clock.pass_s(1.0)
+    await rig.shell.tick()
+    await rig.shell.settle()
+    assert rig.moves() == [RolloutState.EXPIRED]
+    assert rig.actuator.plan == BASELINE_PLAN
+    assert rig.log == ["plan", "r1 runs the baseline, KV kept: True"]
+    assert rig.shell.adopted == {}
+
+
+async def test_lever_that_a_person_switched_off_stays_off_whatever_its_triggers_see() -> None:
+    """No calm lets it come back; the person does, and then it is watched anew."""
+    rig = Watched()
+    await rig.adopt(BATCH)
+    await rig.shell.switch(rig.lever.name, on=False, reason="a person asked: night")
+    await rig.seconds(4, batch=LOW)
+    assert rig.moves() == [RolloutState.DISABLED]
+    await rig.shell.switch(rig.lever.name, on=True, reason="a person asked: day")
+    assert rig.moves() == [RolloutState.DISABLED, RolloutState.ADOPTED]
+    await rig.seconds(2, batch=HIGH)
+    await rig.shell.settle()
+    assert rig.moves()[2:] == [RolloutState.DISABLED]
+
+
+async def test_person_can_bring_back_what_a_trigger_holds_off() -> None:
+    """Whatever the trigger still sees; it fires again after its ticks."""
+    rig = Watched()
+    await rig.adopt(BATCH)
+    await rig.seconds(2, batch=HIGH)
+    await rig.shell.settle()
+    await rig.shell.switch(rig.lever.name, on=True, reason="a person asked")
+    assert rig.moves() == [RolloutState.DISABLED, RolloutState.ADOPTED]
+    assert not rig.shell.adopted[rig.lever.name].is_off
+
+
+async def test_person_takes_one_cut_out() -> None:
+    """The others stay on; a cut that the lever is not on for is refused with those it is on for."""
+    rig = Watched()
+    await rig.adopt(BATCH, cuts=(EDITS, QUESTIONS))
+    rig.shell.take_off_cut(rig.lever.name, EDITS, "a person asked")
+    assert [each.cuts for each in rig.actuator.plan.preferences] == [(QUESTIONS,)]
+    with pytest.raises(ControlError, match="is on for label=question"):
+        rig.shell.take_off_cut(rig.lever.name, EDITS, "a person asked")
+
+
+async def test_lever_found_disabled_is_watched_by_what_holds_it_off() -> None:
+    """After a restart it comes back when its trigger lets go, and not before."""
+    rig = Watched()
+    record = msgspec.structs.replace(speculation_lever(), triggers=(BATCH,))
+    rig.lever = record
+    rig.shell.adopt(record, None, (EDITS,), "A", off_by=frozenset({BATCH.name}))
+    await rig.second(batch=LOW)
+    assert rig.moves() == []
+    await rig.seconds(2, batch=LOW)
+    await rig.shell.settle()
+    assert rig.moves() == [RolloutState.ADOPTED]
