@@ -33,6 +33,7 @@ from trimtab.core.events import (
     StageStarted,
     TrafficPlanned,
     TriggerMoved,
+    VerificationDue,
 )
 from trimtab.core.evidence import Evidence, Readings, Unknown, Window
 from trimtab.core.findings import Ceiling, Diagnosis, Finding, PhaseFinding
@@ -438,6 +439,14 @@ def every_event() -> tuple[AnyEvent, ...]:
         TrafficPlanned(plan=plan()),
         moved(RolloutState.CANARY, 0.10),
         gates_evaluated(),
+        VerificationDue(
+            lever=LEVER,
+            changed="lower_precision",
+            moved_to=RolloutState.ADOPTED,
+            budgets=(Budget.MEMORY,),
+            phases=(Phase.PREFILL,),
+            cuts=("label=edit",),
+        ),
         CutsKept(lever=LEVER, kept=("all traffic",), refused={str(EDITS): "no gain shown"}),
         BudgetsRead(when="before", lever=None, budgets=budgets(0.8)),
         effect(),

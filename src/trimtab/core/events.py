@@ -17,7 +17,7 @@ from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import FleetAction, ReplicaState, RolloutState, Verdict
+from trimtab.core.types import Budget, FleetAction, Phase, ReplicaState, RolloutState, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -179,6 +179,20 @@ class CutsKept(Event, frozen=True, kw_only=True, tag="cuts_kept"):
     refused: dict[str, str]
 
 
+class VerificationDue(Event, frozen=True, kw_only=True, tag="verification_due"):
+    """A lever is to be verified again, because another that shares budgets, phases and traffic with it changed.
+
+    `changed` is the other lever and `moved_to` what became of it; `cuts`: the traffic that both touch.
+    """
+
+    lever: str
+    changed: str
+    moved_to: RolloutState
+    budgets: tuple[Budget, ...]
+    phases: tuple[Phase, ...]
+    cuts: tuple[str, ...]
+
+
 class TriggerMoved(Event, frozen=True, kw_only=True, tag="trigger_moved"):
     """A trigger disabled a lever or let it come back. `value` is the watched signal when it did."""
 
@@ -271,6 +285,7 @@ AnyEvent = (
     | RolloutMoved
     | GatesEvaluated
     | CutsKept
+    | VerificationDue
     | TriggerMoved
     | BudgetsRead
     | Effect
@@ -306,9 +321,8 @@ def lever_of(event: AnyEvent) -> str | None:
     """Return the name of the one lever an event is about, None if it is about none or about all."""
     if isinstance(event, LeverProposed):
         return event.record.name
-    if isinstance(
-        event, RolloutMoved | GatesEvaluated | CutsKept | TriggerMoved | BudgetsRead | Effect
-    ):
+    about = RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved
+    if isinstance(event, about | BudgetsRead | Effect):
         return event.lever
     return None
 

@@ -37,6 +37,7 @@ from trimtab.core.events import (
     StageStarted,
     TrafficPlanned,
     TriggerMoved,
+    VerificationDue,
     lever_of,
 )
 from trimtab.core.lever import LeverRecord
@@ -55,6 +56,7 @@ from trimtab.core.narrate_words import (
     tell_request,
     tell_speculation,
     tell_trigger,
+    tell_verification,
 )
 from trimtab.core.types import RolloutState
 
@@ -114,7 +116,15 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
             return _tell_rollout(event)
-        case CutsKept() | TriggerMoved() | BudgetsRead() | Effect() | TrafficPlanned() | Frozen():
+        case (
+            CutsKept()
+            | VerificationDue()
+            | TriggerMoved()
+            | BudgetsRead()
+            | Effect()
+            | TrafficPlanned()
+            | Frozen()
+        ):
             return _tell_outcome(event)
         case _:
             assert_never(event)
@@ -286,13 +296,21 @@ def _words(state: RolloutState) -> str:
 
 
 def _tell_outcome(
-    event: CutsKept | TriggerMoved | BudgetsRead | Effect | TrafficPlanned | Frozen,
+    event: CutsKept
+    | VerificationDue
+    | TriggerMoved
+    | BudgetsRead
+    | Effect
+    | TrafficPlanned
+    | Frozen,
 ) -> str:
     match event:
         case CutsKept():
             kept = ", ".join(event.kept) or "none"
             refused = [f"  refused {cut}: {why}" for cut, why in sorted(event.refused.items())]
             return "\n".join([f"Cuts kept: {kept}.", *refused])
+        case VerificationDue():
+            return tell_verification(event)
         case TriggerMoved():
             return tell_trigger(event)
         case BudgetsRead():

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from trimtab.core.budgets import BudgetMove, Budgets
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.decision import RoutingDecision
-from trimtab.core.events import Effect, GatesEvaluated, LeversAssessed, TriggerMoved
+from trimtab.core.events import (
+    Effect,
+    GatesEvaluated,
+    LeversAssessed,
+    TriggerMoved,
+    VerificationDue,
+)
 from trimtab.core.evidence import Evidence, Reading, Readings
 from trimtab.core.findings import Diagnosis, Finding, PhaseFinding
 from trimtab.core.gate import GateResult, GateSpec, Question
@@ -172,6 +178,15 @@ def tell_gates(event: GatesEvaluated) -> str:
         f"{event.verdict.value}."
     )
     return "\n".join([head, *(f"  {_result(result)}" for result in event.results)])
+
+
+def tell_verification(event: VerificationDue) -> str:
+    """Say why a lever is to be verified again, and what both levers touch."""
+    both = [*(budget.value for budget in event.budgets), *(phase.value for phase in event.phases)]
+    return (
+        f"To verify again: {event.changed} is {event.moved_to.value} now; both touch {', '.join(both)} "
+        f"of {', '.join(event.cuts)}."
+    )
 
 
 def tell_trigger(event: TriggerMoved) -> str:

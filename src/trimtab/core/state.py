@@ -41,6 +41,7 @@ from trimtab.core.events import (
     StageStarted,
     TrafficPlanned,
     TriggerMoved,
+    VerificationDue,
     kind_of,
 )
 from trimtab.core.findings import Diagnosis
@@ -85,6 +86,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A lever: its record, where its rollout is, what the last look said, what was kept, what it did.
 
     `proposal_id` is the id of the event that proposed it; `effects` has the latest per metric and cut.
+    `verification`: why it is to be verified again, None once it was.
     """
 
     record: LeverRecord | None = None
@@ -101,6 +103,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, str] = {}
     triggers: dict[str, TriggerStatus] = {}
     effects: dict[str, Effect] = {}
+    verification: VerificationDue | None = None
 
     @property
     def is_held_off(self) -> bool:
@@ -136,6 +139,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EMPTY = State()
+
+VERIFYING = frozenset({RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED})
+"""A move out of these answers what was to be verified: the gates were asked, or it went back."""
 
 
 def budgets_key(when: str, lever: str | None) -> str:
@@ -209,7 +215,14 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
             return msgspec.structs.replace(state, frozen=event.frozen, frozen_because=event.reason)
         case LeverProposed():
             return _with_lever(state, event.record.name, _proposed(envelope, event.record))
-        case RolloutMoved() | GatesEvaluated() | CutsKept() | TriggerMoved() | Effect():
+        case (
+            RolloutMoved()
+            | GatesEvaluated()
+            | CutsKept()
+            | VerificationDue()
+            | TriggerMoved()
+            | Effect()
+        ):
             before = state.levers.get(event.lever, LeverStatus())
             return _with_lever(state, event.lever, _apply_lever(before, envelope.at_s, event))
         case _:
@@ -279,7 +292,7 @@ def _proposed(envelope: Envelope, record: LeverRecord) -> LeverStatus:
 def _apply_lever(
     status: LeverStatus,
     at_s: float,
-    event: RolloutMoved | GatesEvaluated | CutsKept | TriggerMoved | Effect,
+    event: RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved | Effect,
 ) -> LeverStatus:
     match event:
         case RolloutMoved():
@@ -290,11 +303,14 @@ def _apply_lever(
                 verdict=event.verdict,
                 reason=event.reason,
                 moved_at_s=at_s,
+                verification=None if event.before in VERIFYING else status.verification,
             )
         case GatesEvaluated():
             return msgspec.structs.replace(
                 status, look=event.look, look_verdict=event.verdict, results=event.results
             )
+        case VerificationDue():
+            return msgspec.structs.replace(status, verification=event)
         case CutsKept():
             return msgspec.structs.replace(status, kept=event.kept, refused=event.refused)
         case TriggerMoved():

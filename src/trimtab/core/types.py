@@ -79,6 +79,7 @@ class RolloutAction(StrEnum):
     ROLLBACK = "rollback"
     ADOPT = "adopt"
     DISABLE = "disable"
+    VERIFY = "verify"
     FREEZE = "freeze"
     UNFREEZE = "unfreeze"
 

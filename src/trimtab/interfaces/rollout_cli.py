@@ -8,15 +8,17 @@ from pathlib import Path
 import click
 import msgspec
 
+from trimtab.core.narrate_words import tell_verification
 from trimtab.core.state import EMPTY, State
 from trimtab.core.types import RolloutAction
 from trimtab.interfaces.common import friendly, read_config
 from trimtab.interfaces.fleet_cli import JSON, URL, post
-from trimtab.interfaces.rollout_view import told_lever, told_line
+from trimtab.interfaces.rollout_view import told_lever, told_line, told_meeting
 from trimtab.interfaces.web.rollouts import PATH
+from trimtab.rollout import interactions
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.ledger_reader import SqliteReader
-from trimtab.runtime.operate import Asked, Done
+from trimtab.runtime.operate import LIVE, Asked, Done
 
 NAME = click.argument("name")
 REASON = click.option("--reason", default="", help="Why; it is kept in the ledger.")
@@ -131,6 +133,37 @@ _action(
     RolloutAction.ADOPT,
     "Adopt NAME at its last share without waiting for its gates, or switch a disabled one on again.",
 )
+_action(
+    RolloutAction.VERIFY,
+    "Prove the adopted NAME again, with and without it, beside what changed since it was proven.",
+)
+
+
+@rollout.command()
+@LEDGER
+@CONFIG
+@JSON
+@friendly
+def matrix(ledger_path: Path | None, config_path: Path | None, as_json: bool) -> None:
+    """Show which levers that are on, held off or being proven meet: what both touch, in which traffic."""
+    levers = _state(ledger_path, config_path).levers
+    records = [
+        lever.record
+        for lever in levers.values()
+        if lever.state in LIVE and lever.record is not None
+    ]
+    found = interactions.matrix(records)
+    if as_json:
+        rows = [{"levers": pair, **msgspec.to_builtins(both)} for pair, both in found.items()]
+        click.echo(msgspec.json.encode(rows).decode())
+        return
+    for (one, other), both in found.items():
+        click.echo(told_meeting(one, other, both))
+    for name, lever in levers.items():
+        if lever.verification is not None:
+            click.echo(f"{name}: {tell_verification(lever.verification)}")
+    if not found:
+        click.echo("No two of these levers meet.")
 
 
 @rollout.command()

@@ -4,7 +4,9 @@ import datetime
 
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
+from trimtab.core.narrate_words import tell_verification
 from trimtab.core.state import LeverStatus, TriggerStatus
+from trimtab.rollout.interactions import Meeting
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -14,12 +16,15 @@ def told_line(name: str, lever: LeverStatus, now_s: float) -> str:
     share = f" at {lever.share:.0%}" if lever.share else ""
     verdict = f", last verdict {lever.look_verdict.value}" if lever.look_verdict else ""
     since = told_duration(max(0.0, now_s - lever.moved_at_s))
-    return f"{name}  {lever.state.value}{share} for {since}{verdict}: {lever.reason or 'proposed'}"
+    due = " (to verify again)" if lever.verification is not None else ""
+    return f"{name}  {lever.state.value}{share}{due} for {since}{verdict}: {lever.reason or 'proposed'}"
 
 
 def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
     """Return everything a person asks about a lever, as paragraphs of lines."""
     lines = [told_line(name, lever, now_s)]
+    if lever.verification is not None:
+        lines.append(tell_verification(lever.verification))
     record = lever.record
     if record is None:
         return f"{lines[0]}\nits record is no longer in the ledger"
@@ -39,6 +44,12 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
         f"owner {record.owner}; it must prove itself again by {expires:%Y-%m-%d %H:%M} UTC"
     )
     return "\n".join(lines)
+
+
+def told_meeting(one: str, other: str, both: Meeting) -> str:
+    """Return one line about two levers that meet."""
+    touched = [*(each.value for each in both.budgets), *(each.value for each in both.phases)]
+    return f"{one} and {other} both touch {', '.join(touched)} of {', '.join(both.cuts)}"
 
 
 def told_duration(seconds: float) -> str:

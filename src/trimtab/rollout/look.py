@@ -25,9 +25,7 @@ from trimtab.core.traffic import OUTSIDE_SLICE, CandidatePlan
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.rollout.answer import ArmExtras
 from trimtab.rollout.gates import evaluate
-from trimtab.rollout.machine import Rollout, Step
-
-BALANCED_SHARE = 0.5
+from trimtab.rollout.machine import BALANCED_SHARE, Rollout, Step
 
 BLOCKS_OF_LAG = 1
 """Blocks that must pass after a block before it counts, so that its requests can end."""

@@ -21,6 +21,9 @@ HOLD_CYCLES_MAX = 10.0
 BLOCKS_PER_STEP_MIN = 4
 """Blocks that pass at a share before it may grow: two pairs, so that old evidence cannot grow it twice."""
 
+BALANCED_SHARE = 0.5
+"""Above this share the baseline has too little left to compare with side by side."""
+
 _S = RolloutState
 
 TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
@@ -55,6 +58,7 @@ TRANSITIONS: dict[RolloutState, dict[RolloutState, str]] = {
         _S.EXPIRED: "the record expired",
     },
     _S.ADOPTED: {
+        _S.RAMPING: "another lever that it shares with changed: to be verified again",
         _S.DISABLED: "a trigger fired, or a person switched it off",
         _S.ROLLED_BACK: "the paying budget binds, or a person took it back",
         _S.EXPIRED: "the record expired: it must prove itself again",
@@ -151,6 +155,20 @@ def resume(record: LeverRecord, state: RolloutState, share: float, now_s: float)
         share=share,
         steps=(Step(share=share, entered_at_s=now_s),),
         reason="resumed after a restart",
+    )
+
+
+def verify(record: LeverRecord, now_s: float, reason: str) -> Rollout:
+    """Begin to prove an adopted lever again, from the last share at which both arms are balanced."""
+    shares = record.ramp.shares
+    at = max((n for n, share in enumerate(shares) if share <= BALANCED_SHARE), default=0)
+    return msgspec.structs.replace(
+        begin(record, now_s),
+        state=RolloutState.RAMPING,
+        share_index=at,
+        share=shares[at],
+        steps=(Step(share=shares[at], entered_at_s=now_s),),
+        reason=reason,
     )
 
 

@@ -161,16 +161,20 @@ class Actuator:
         kept = (*others, mine) if cuts else others
         self.set_plan(msgspec.structs.replace(self.plan, preferences=kept), cause_id=cause_id)
 
-    async def disable(
-        self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None
-    ) -> None:
-        """Take an adopted lever off: routing first, then the replicas go back to the baseline revision."""
+    def release(self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None) -> None:
+        """Take an adopted lever out of the plan: its traffic is the baseline's from the next request on."""
         kept = tuple(
             preference for preference in self.plan.preferences if preference.lever != record.name
         )
         policy = baseline_policy if record.revision is None else self.plan.policy
         plan = msgspec.structs.replace(self.plan, policy=policy, preferences=kept)
         self.set_plan(plan, cause_id=cause_id)
+
+    async def disable(
+        self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None
+    ) -> None:
+        """Take an adopted lever off: routing first, then the replicas go back to the baseline revision."""
+        self.release(record, baseline_policy=baseline_policy, cause_id=cause_id)
         await self._restart(self.candidate_replicas(record), self._baseline, cause_id)
 
     async def enable(

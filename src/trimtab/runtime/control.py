@@ -10,6 +10,7 @@ from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved, TriggerMoved
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
+from trimtab.core.types import RolloutState
 from trimtab.rollout.answer import ArmExtras
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.controller import TICK_S, Controller
@@ -23,6 +24,7 @@ from trimtab.runtime.situation import (
 )
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.trigger_watch import TriggerShell
+from trimtab.runtime.verifier import Verifier
 
 EQUALITY_EVERY_TICKS = 10
 EQUALITY_PROBES_MAX = 12
@@ -61,6 +63,7 @@ class Control:
             baseline_policy=system.config.routing.policy,
             distrust=self._forget_index,
             on_moved=lambda event: self._tell(self.on_trigger, event),
+            on_changed=lambda *said: self.verifier.changed(*said),
         )
         self.controller = Controller(
             actuator=self.actuator,
@@ -71,6 +74,15 @@ class Control:
             on_adopted=self._watch,
             on_moved=lambda event: self._tell(self.on_moved, event),
         )
+        self.verifier = Verifier(
+            controller=self.controller,
+            triggers=lambda: self.triggers,
+            sink=system.ledger,
+            baseline_policy=system.config.routing.policy,
+            mode=system.config.levers.mode,
+        )
+        self.verifies = False
+        """Whether levers that became due are verified again by themselves (in mode act)."""
         self._http: aiohttp.ClientSession | None = None
         self._equality: EqualityProbe | None = None
         self._probing: asyncio.Task[None] | None = None
@@ -115,6 +127,8 @@ class Control:
             self.triggers.saw(self._system.load.view(self._system.clock.wall_s()))
             await self.controller.tick()
             await self.triggers.tick()
+            if self.verifies:
+                self.verifier.tick()
             if ticks % EQUALITY_EVERY_TICKS == 0:
                 self._probe_equality()
 
@@ -199,6 +213,7 @@ class Control:
         self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause_id: str
     ) -> None:
         self.triggers.adopt(record, policy, cuts, cause_id)
+        self.verifier.changed(record, RolloutState.ADOPTED, cause_id)
 
     @staticmethod
     def _tell(listeners: list[Callable[..., None]], event: object) -> None:

@@ -27,7 +27,7 @@ from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.gates import kept_cuts
 from trimtab.rollout.look import look_at
-from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume
+from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.proof import (
     ENDED,
@@ -138,6 +138,32 @@ class Controller:
         if rollout.state is not RolloutState.PAUSED:
             cause = self.proof.last_event_id
             self._actuator.start_slice(record, rollout.share, policy, replicas, cause_id=cause)
+        return self.proof
+
+    def verify(
+        self, record: LeverRecord, policy: str | None, *, baseline_policy: str, cause_id: str
+    ) -> Proof:
+        """Prove an adopted lever again, beside what has changed since; its replicas run its revision already.
+
+        Raises `ControlError` like `start`. The lever is out of the plan but for its slice until it passes.
+        """
+        self._check_free()
+        reason = "verified again at the last balanced share"
+        rollout = verify(record, self._clock.mono_s(), reason)
+        replicas = self._actuator.candidate_replicas(record)
+        self.proof = Proof(
+            record=record,
+            policy=policy,
+            rollout=rollout,
+            replicas=replicas,
+            proposed_id=cause_id,
+            last_event_id=cause_id,
+            verifies=True,
+        )
+        self._moved(RolloutState.ADOPTED, rollout, None, reason)
+        cause = self.proof.last_event_id
+        self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
+        self._actuator.start_slice(record, rollout.share, policy, replicas, cause_id=cause)
         return self.proof
 
     async def pause(self, reason: str) -> None:

@@ -89,6 +89,9 @@ class Operator:
                 return await self._adopt(asked)
             case RolloutAction.DISABLE:
                 return await self._disable(asked)
+            case RolloutAction.VERIFY:
+                self._control.verifier.begin(asked.name)
+                return self._done(asked, ("its gates are asked again, with and without it",))
             case RolloutAction.FREEZE | RolloutAction.UNFREEZE:
                 freeze = asked.action is RolloutAction.FREEZE
                 self._control.controller.freeze(freeze, _reason(asked))

@@ -17,7 +17,7 @@ ENDED = frozenset(
 
 
 class Proof(msgspec.Struct, kw_only=True):
-    """The lever that is being proven, as the shell follows it."""
+    """The lever that is being proven, as the shell follows it. `verifies`: it was adopted before."""
 
     record: LeverRecord
     policy: str | None
@@ -27,6 +27,7 @@ class Proof(msgspec.Struct, kw_only=True):
     last_event_id: str
     results: tuple[GateResult, ...] = ()
     looks: int = 0
+    verifies: bool = False
 
 
 class ControlError(RuntimeError):

@@ -42,7 +42,7 @@ class Off(msgspec.Struct, frozen=True, kw_only=True):
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """How to start: the plan, the revision of each replica, and the moves to record first.
 
-    `proving`: at most one lever, whose slice is exposed once the fleet serves.
+    `proving`: at most one lever, whose slice is exposed once the fleet serves; `due`: those to verify again.
     """
 
     plan: TrafficPlan
@@ -52,6 +52,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     disabled: tuple[Off, ...] = ()
     proving: Unfinished | None = None
     frozen_because: str | None = None
+    due: tuple[str, ...] = ()
 
 
 def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, policy: str) -> Resumed:
@@ -87,6 +88,7 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
         disabled=_disabled(state),
         proving=unfinished,
         frozen_because=state.frozen_because if state.frozen else None,
+        due=tuple(name for name in stays if state.levers[name].verification is not None),
     )
 
 

@@ -65,7 +65,7 @@ async def serve(
         control = Control(system, lambda: advisors[0].standing())
         advisors.append(Advisor(system, control, cost, say))
         _watch_adopted(control, found, system.started_event or "")
-        _go_on(control, found)
+        _go_on(control, found, system.started_event or "")
         await control.start()
         operators.append(Operator(control, system))
         advising = asyncio.create_task(advisors[0].run())
@@ -150,7 +150,7 @@ def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
         control.triggers.adopt(off.record, policy, off.cuts, cause_id, off_by=off.by)
 
 
-def _go_on(control: Control, found: Resumed) -> None:
+def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
     """Follow the lever that was being proven, and stay frozen if somebody froze promotions."""
     proving = found.proving
     if proving is not None:
@@ -163,6 +163,8 @@ def _go_on(control: Control, found: Resumed) -> None:
         )
     if found.frozen_because is not None:
         control.controller.frozen = True
+    control.verifier.due.update(dict.fromkeys(found.due, cause_id))
+    control.verifies = True
 
 
 def _banner(system: System, found: Resumed) -> list[str]:
@@ -176,6 +178,7 @@ def _banner(system: System, found: Resumed) -> list[str]:
     lines += [f"held off    {off.record.name} by {', '.join(off.by)}" for off in found.disabled]
     if found.proving is not None:
         lines.append(f"{found.proving.state.value:11} {found.proving.record.name} goes on")
+    lines += [f"to verify   {name}" for name in found.due]
     if found.frozen_because is not None:
         lines.append(
             f"frozen      {found.frozen_because}; `trimtab unfreeze` lets promotions go on"

@@ -66,7 +66,10 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerShell:
-    """Runs the triggers of all adopted levers. `on_moved` hears every firing and recovery."""
+    """Runs the triggers of all adopted levers.
+
+    `on_moved` hears every firing and recovery, `on_changed` every lever that went on, off or away.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class TriggerShell:
         baseline_policy: str,
         distrust: Callable[[], None],
         on_moved: Callable[[TriggerMoved], None] = lambda _: None,
+        on_changed: Callable[[LeverRecord, RolloutState, str], None] = lambda *_: None,
     ) -> None:
         self._actuator = actuator
         self._sink = sink
@@ -88,6 +92,7 @@ class TriggerShell:
         self._baseline_policy = baseline_policy
         self._distrust = distrust
         self._on_moved = on_moved
+        self._on_changed = on_changed
         self._views: deque[FleetView] = deque(maxlen=VIEWS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self.adopted: dict[str, Adopted] = {}
@@ -212,7 +217,9 @@ class TriggerShell:
             verdict=verdict,
             reason=reason,
         )
-        return self._sink.append(moved, cause_id=cause_id, durable=True)
+        cause = self._sink.append(moved, cause_id=cause_id, durable=True)
+        self._on_changed(lever.record, after, cause)
+        return cause
 
     async def _actuate(self, lever: Adopted, to: RolloutState, cause: str) -> None:
         lever.is_moving = True
