@@ -95,6 +95,7 @@ class Served(Rig):
             baseline=REVISION,
             clock=self.clock,
             started_event=None,
+            records=(),
             gateway=None,
         )
         control: Any = SimpleNamespace(
@@ -162,6 +163,8 @@ async def test_dry_run_says_what_would_change_and_changes_nothing(ask: Asking) -
     steps = "\n".join(done["steps"])
     assert f"restart r1 with chunk_tokens {REVISION.chunk_tokens} -> 64" in steps
     assert "for 10% of the sessions of all traffic" in steps
+    assert "if every look passes it takes 48 s" in steps
+    assert "0 of 30 recent requests to tell the spread by" in steps
     assert "to go back: take its traffic off" in steps
     assert (ask.served.log, (await ask.json("rollout", "list"))) == ([], {})
 

@@ -33,6 +33,14 @@ from trimtab.core.traffic import TrafficPlan
 UNKNOWN = "unknown"
 
 
+def duration(seconds: float) -> str:
+    """Say a duration in its largest unit, such as "3.5 h"."""
+    for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return "under a second"
+
+
 def share(value: float | None) -> str:
     """Say a share (0 to 1) in per cent; one decimal where whole per cents would hide it."""
     if value is None:

@@ -4,18 +4,16 @@ import datetime
 
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
-from trimtab.core.narrate_words import tell_verification
+from trimtab.core.narrate_words import duration, tell_verification
 from trimtab.core.state import LeverStatus, TriggerStatus
 from trimtab.rollout.interactions import Meeting
-
-_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def told_line(name: str, lever: LeverStatus, now_s: float) -> str:
     """Return one line about a lever; `now_s`: seconds since 1970."""
     share = f" at {lever.share:.0%}" if lever.share else ""
     verdict = f", last verdict {lever.look_verdict.value}" if lever.look_verdict else ""
-    since = told_duration(max(0.0, now_s - lever.moved_at_s))
+    since = duration(max(0.0, now_s - lever.moved_at_s))
     due = " (to verify again)" if lever.verification is not None else ""
     return f"{name}  {lever.state.value}{share}{due} for {since}{verdict}: {lever.reason or 'proposed'}"
 
@@ -50,14 +48,6 @@ def told_meeting(one: str, other: str, both: Meeting) -> str:
     """Return one line about two levers that meet."""
     touched = [*(each.value for each in both.budgets), *(each.value for each in both.phases)]
     return f"{one} and {other} both touch {', '.join(touched)} of {', '.join(both.cuts)}"
-
-
-def told_duration(seconds: float) -> str:
-    """Return a duration in its largest unit, such as "3.5 h"."""
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return "under a second"
 
 
 def _indented(lines: list[str]) -> list[str]:

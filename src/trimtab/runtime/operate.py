@@ -5,16 +5,20 @@ is not while frozen, and not in a fleet that only observes.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, assert_never
 
 import msgspec
 
 from trimtab.core.lever import LeverRecord, LeverRecordError
+from trimtab.core.narrate_words import duration
+from trimtab.core.record import RequestRecord
 from trimtab.core.state import EMPTY, State
 from trimtab.core.types import Mode, RolloutAction, RolloutState
 from trimtab.levers.catalog import routing_policy_of
 from trimtab.policies.routing import POLICIES
+from trimtab.rollout.forecast import floor_s, forecast
 from trimtab.rollout.machine import RUNNING
 from trimtab.rollout.short_record import complete, parse_cut, parse_record
 from trimtab.runtime.actuation import DRAIN_TIMEOUT_S
@@ -187,7 +191,7 @@ class Operator:
                 f"decide by {record.policy} instead of {self._control.actuator.plan.policy}"
             )
         steps.append(f"for {first:.0%} of the sessions of {whom}; the rest stays on the baseline")
-        return (*steps, f"to go back: {record.reverse}")
+        return (*steps, *_forecast(record, self._system.records), f"to go back: {record.reverse}")
 
     async def _proposal(self, name: str) -> tuple[LeverRecord, str]:
         if name in self._proposed:
@@ -260,6 +264,18 @@ class Operator:
 def _reason(asked: Asked) -> str:
     said = " ".join(asked.reason.split())[:REASON_CHARS_MAX]
     return f"a person asked: {said}" if said else "a person asked, without a reason"
+
+
+def _forecast(record: LeverRecord, recent: Sequence[RequestRecord]) -> tuple[str, ...]:
+    plain = [each for each in recent if each.lever is None]
+    told = [f"if every look passes it takes {duration(floor_s(record))}"]
+    for each in forecast(record, plain):
+        if each.units is None or each.takes_s is None:
+            told.append(f"{each.gate}: how much evidence it takes is unknown ({each.because})")
+        else:
+            takes = f"about {each.units} units, {duration(each.takes_s)}"
+            told.append(f"{each.gate}: {takes} of evidence ({each.because})")
+    return tuple(told)
 
 
 def _changes(system: System, record: LeverRecord) -> str:

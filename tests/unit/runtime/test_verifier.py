@@ -86,7 +86,7 @@ class Wired(Rig):
         return [e for e in self.events("verification_due") if isinstance(e, VerificationDue)]
 
     def moves(self, name: str) -> list[RolloutState]:
-        moved = [event for event in self.events("rollout_moved")]
+        moved = list(self.events("rollout_moved"))
         return [
             event.after
             for event in moved
