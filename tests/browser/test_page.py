@@ -11,7 +11,8 @@ from aiohttp import web
 from events_kit import LEVER, OTHER, trigger_moved
 from page_kit import STORY_EVENTS, PageSystem, all_verdicts, fill
 
-from trimtab.core.types import ReplicaState
+from trimtab.core.events import VerificationDue
+from trimtab.core.types import Budget, ReplicaState, RolloutAction, RolloutState
 
 playwright = pytest.importorskip(
     "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
@@ -29,7 +30,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SOON_MS = 8_000
+SOON_MS = 20_000
 PHONE = {"width": 390, "height": 844}
 
 # Relative luminance and contrast as WCAG 2 defines them, of each text against what lies behind it.
@@ -257,3 +258,119 @@ async def test_page_asks_for_the_token_where_it_is_needed(
         await page.locator(f"#chain-button-{LEVER}").click()
         await page.locator(f"#chain-{LEVER} li").first.wait_for()
         assert await page.locator("#token").is_hidden()
+
+
+async def test_person_takes_a_lever_back_from_the_page(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """By keyboard: the dialog says what will happen, the reason goes along, the answer is read aloud."""
+    await fill(system)
+    page = await opened(browser, system)
+    await page.locator(f"#act-rollback-{OTHER}").focus()
+    await page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name=f"rollback {OTHER}?")
+    await dialog.get_by_text("All traffic goes to the baseline at once").wait_for()
+    await page.keyboard.type("users complained")
+    await page.keyboard.press("Enter")
+    await dialog.wait_for(state="detached")
+    (asked,) = system.operator.asked
+    assert (asked.action, asked.name, asked.reason) == (
+        RolloutAction.ROLLBACK,
+        OTHER,
+        "users complained",
+    )
+    assert f"{OTHER} is rolled back" in await page.inner_text("#said")
+
+
+async def test_refused_action_says_why_and_cancel_does_nothing(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """The dialog stays with what the gateway said; Escape leaves everything as it was."""
+    await fill(system)
+    system.operator.refuses = "promotions are frozen: unfreeze"
+    page = await opened(browser, system)
+    await page.locator("#act-freeze-").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="freeze").click()
+    await dialog.get_by_role("alert").get_by_text("promotions are frozen").wait_for()
+    await page.keyboard.press("Escape")
+    await dialog.wait_for(state="detached")
+    assert system.operator.asked == []
+
+
+async def test_each_state_offers_only_what_can_be_done_in_it(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """A canary can be paused and taken back, an adopted lever verified, disabled and taken back."""
+    await fill(system)
+    page = await opened(browser, system)
+    offered = {}
+    for lever in (OTHER, LEVER):
+        group = page.get_by_role("group", name=f"Act on {lever}")
+        offered[lever] = await group.get_by_role("button").all_inner_texts()
+    assert offered == {
+        OTHER: ["pause", "rollback"],
+        LEVER: ["verify", "disable", "rollback"],
+    }
+
+
+async def test_action_off_loopback_needs_the_token(
+    browser: "playwright.Browser", tmp_path: Path
+) -> None:
+    """With the token of the page it is carried out; once the token is gone it is refused, in words."""
+    async with PageSystem(tmp_path, token="secret") as system:
+        await fill(system)
+        check = system.gateway.check_admin
+
+        def from_elsewhere(request: web.Request) -> None:
+            check(request.clone(remote="10.0.0.7"))
+
+        system.gateway.check_admin = from_elsewhere  # type: ignore[method-assign]
+        page = await browser.new_page()
+        page.set_default_timeout(SOON_MS)
+        await page.goto(f"{system.url}/")
+        await page.get_by_label("admin token").fill("secret")
+        await page.get_by_role("button", name="Show the fleet").click()
+        await page.wait_for_selector("#link[data-link=live]")
+        dialog = page.get_by_role("dialog")
+        await page.locator(f"#act-pause-{OTHER}").click()
+        await dialog.get_by_role("button", name="pause").click()
+        await dialog.wait_for(state="detached")
+        await page.evaluate("sessionStorage.clear()")
+        await page.locator(f"#act-pause-{OTHER}").click()
+        await dialog.get_by_role("button", name="pause").click()
+        await dialog.get_by_role("alert").get_by_text("needs the admin token").wait_for()
+        assert [asked.action for asked in system.operator.asked] == [RolloutAction.PAUSE]
+
+
+async def test_gates_are_a_grid_of_cuts_and_metrics(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """A row for each cut that was judged, a column for each metric, the worst verdict in a cell."""
+    await fill(system)
+    page = await opened(browser, system)
+    results = all_verdicts(OTHER).results
+    grid = page.locator(f"#grid-{OTHER}")
+    cuts = await grid.locator("tbody th").all_inner_texts()
+    metrics = await grid.locator("thead th").all_inner_texts()
+    assert cuts == list(dict.fromkeys(each.cut for each in results))
+    assert len(metrics) == 1 + len({each.metric for each in results})
+
+
+async def test_lever_to_verify_again_says_why(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """The other lever, what became of it, and what both touch."""
+    await fill(system)
+    page = await opened(browser, system)
+    due = VerificationDue(
+        lever=LEVER,
+        changed="lower_precision",
+        moved_to=RolloutState.ADOPTED,
+        budgets=(Budget.MEMORY,),
+        phases=(),
+        cuts=("all",),
+    )
+    await system.tell([(due, None)])
+    await page.get_by_text("To verify again: lower_precision is adopted now").wait_for()
+    assert await page.locator("#said").count() == 1

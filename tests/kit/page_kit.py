@@ -33,6 +33,7 @@ from trimtab.core.types import (
     Verdict,
 )
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.interfaces.web.rollouts import rollout_routes
 from trimtab.interfaces.web.routes import page_routes
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import Router
@@ -40,6 +41,8 @@ from trimtab.policies.routing import build_policies
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.ledger import SqliteLedger
+from trimtab.runtime.operate import Asked, Done, Operator
+from trimtab.runtime.proof import ControlError
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.supervisor import System
 
@@ -55,6 +58,28 @@ COST = CostModel(
     step_samples=3,
     source="test",
 )
+
+
+class Asking:
+    """Hears what a person asks through the page; `refuses` is what it says instead of doing it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.refuses = ""
+
+    async def carry_out(self, asked: Asked) -> Done:
+        """Keep what was asked and say that it was done."""
+        if self.refuses:
+            raise ControlError(self.refuses)
+        self.asked.append(asked)
+        return Done(
+            action=asked.action,
+            name=asked.name,
+            state=RolloutState.ROLLED_BACK,
+            share=0.0,
+            frozen=False,
+            steps=("done",),
+        )
 
 
 STARTED_AGO_S = 400.0
@@ -104,11 +129,15 @@ class PageSystem:
             secret=Secret(bytes(range(32))),
             model="small",
             on_record=lambda record: None,
-            extra_routes=page_routes(cast(System, self)),
+            extra_routes=(
+                *page_routes(cast(System, self)),
+                *rollout_routes(cast(System, self), lambda: cast(Operator, self.operator)),
+            ),
             admin_token=token,
         )
         self.clock.behind_s = 0.0
         self.url = ""
+        self.operator = Asking()
 
     async def __aenter__(self) -> "PageSystem":
         self.url = f"http://127.0.0.1:{await self.gateway.start()}"

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trimtab.core.budgets import BudgetUse
+from trimtab.core.budgets import Budgets, BudgetUse
 from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
 from trimtab.core.events import Effect
 from trimtab.core.findings import Diagnosis, Finding, PhaseFinding
 from trimtab.core.gate import GateResult
-from trimtab.core.narrate_words import tell_plan
-from trimtab.core.state import LeverStatus, State
+from trimtab.core.narrate_words import tell_plan, tell_verification
+from trimtab.core.state import LeverStatus, State, budgets_key
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import Budget, Phase, ReplicaState, Resource, Role, RolloutState, Verdict
 from trimtab.interfaces.web.recent import Recent
@@ -111,8 +111,20 @@ class DiagnosisPart(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetUse, ...]
 
 
+class BudgetCourse(msgspec.Struct, frozen=True, kw_only=True):
+    """The used share of one budget before a lever, as predicted with it, and after it; None is unknown."""
+
+    budget: Budget
+    before: float | None
+    predicted: float | None
+    after: float | None
+
+
 class LeverPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A lever. `state` None: it was assessed and not proposed. `results` are the gates of look `look`."""
+    """A lever. `state` None: it was assessed and not proposed. `results` are the gates of look `look`.
+
+    `due`: why it is to be verified again, empty if it is not; `budgets`: empty where they were not read for it.
+    """
 
     name: str
     technique: str | None
@@ -129,6 +141,9 @@ class LeverPart(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, str]
     held_off_by: tuple[str, ...]
     effects: tuple[Effect, ...]
+    reverse: str = ""
+    due: str = ""
+    budgets: tuple[BudgetCourse, ...] = ()
 
 
 class LedgerPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,11 +243,11 @@ def diagnosis_part(state: State, now_s: float) -> DiagnosisPart | None:
 def lever_parts(state: State) -> tuple[LeverPart, ...]:
     """Return every lever that was proposed, the latest move first, then those that were only assessed."""
     moved = sorted(state.levers.items(), key=lambda item: (-item[1].moved_at_s, item[0]))
-    proposed = tuple(_lever(name, status) for name, status in moved)
+    proposed = tuple(_lever(name, status, state) for name, status in moved)
     return proposed + tuple(_only_assessed(state))
 
 
-def _lever(name: str, status: LeverStatus) -> LeverPart:
+def _lever(name: str, status: LeverStatus, state: State) -> LeverPart:
     record = status.record
     return LeverPart(
         name=name,
@@ -250,6 +265,31 @@ def _lever(name: str, status: LeverStatus) -> LeverPart:
         refused=status.refused,
         held_off_by=_held_off_by(status),
         effects=tuple(status.effects.values()),
+        reverse=record.reverse if record else "",
+        due=tell_verification(status.verification) if status.verification else "",
+        budgets=_course(name, state),
+    )
+
+
+def _course(name: str, state: State) -> tuple[BudgetCourse, ...]:
+    """The budgets around a lever; nothing where neither a prediction nor a reading was made for it."""
+    before = state.budgets.get(budgets_key("before", None))
+    predicted = state.budgets.get(budgets_key("predicted", name))
+    after = state.budgets.get(budgets_key("after", name))
+    if predicted is None and after is None:
+        return ()
+
+    def used(read: Budgets | None, budget: Budget) -> float | None:
+        return None if read is None else read.use(budget).used_share
+
+    return tuple(
+        BudgetCourse(
+            budget=budget,
+            before=used(before, budget),
+            predicted=used(predicted, budget),
+            after=used(after, budget),
+        )
+        for budget in Budget
     )
 
 

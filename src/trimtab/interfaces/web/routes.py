@@ -43,6 +43,7 @@ SEND_S_MAX: Final = 10.0
 """A listener that takes longer to accept one state is let go."""
 
 STATIC: Final = {
+    "actions.js": "text/javascript",
     "app.js": "text/javascript",
     "dom.js": "text/javascript",
     "plots.js": "text/javascript",

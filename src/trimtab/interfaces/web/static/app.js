@@ -3,6 +3,7 @@
 
 import { h, words, count } from "./dom.js";
 import * as sections from "./sections.js";
+import { confirmAction } from "./actions.js";
 
 const RETRY_MS_MIN = 1000;
 const RETRY_MS_MAX = 10000;
@@ -53,14 +54,29 @@ function coarse(diagnosis) {
 function render(state) {
   show("run", { ...state.run, up_s: Math.floor(state.run.up_s / (state.run.up_s < 90 ? 1 : 60)) }, () => sections.runFacts(state));
   show("fleet", state.fleet, () => sections.fleet(state));
-  show("traffic", state.traffic, () => sections.traffic(state));
+  show("traffic", state.traffic, () => sections.traffic(state, ask));
   show("diagnosis", coarse(state.diagnosis), () => sections.diagnosis(state));
   show("budgets", coarse(state.diagnosis), () => sections.budgets(state));
-  show("levers", state.levers, () => sections.levers(state, toggleChain));
+  show("levers", state.levers, () => sections.levers(state, toggleChain, ask));
   show("requests", state.requests, () => sections.requests(state));
   show("ledger", state.ledger, () => sections.ledger(state));
   refreshChains(state);
   announce(state);
+}
+
+function ask(action, lever) {
+  confirmAction(action, lever, send, (words) => { by("said").textContent = words; });
+}
+
+/** Post an action; throws what the gateway said where it did not happen. */
+async function send(asked) {
+  const response = await fetch("/rollouts", {
+    method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(asked),
+  });
+  const body = await response.json();
+  if (response.ok) return body;
+  const said = body.error?.message ?? `status ${response.status}`;
+  throw new Error(response.status === 403 ? `${said}: reload the page and enter it` : said);
 }
 
 /** Say moves of levers and replicas to a screen reader; figures that change all the time stay silent. */

@@ -1,6 +1,7 @@
 // One function per section: from its part of the state to elements.
 
 import { h, s, table, words, unknown, number, share, ms, count, duration, ago, isKnown, UNKNOWN } from "./dom.js";
+import { leverActions, freezeAction } from "./actions.js";
 import { stackedBar, meter, latencyPlot, countPlot } from "./plots.js";
 
 const BINDS_AT = 0.95;
@@ -50,7 +51,7 @@ export function fleet({ fleet: replicas }) {
     h("p", { class: "basis" }, "Counted by the gateway at this moment; waiting is before the first token, output still expected is an estimate.")];
 }
 
-export function traffic({ traffic: plan }) {
+export function traffic({ traffic: plan }, ask) {
   const proving = plan.proving;
   const facts = [["policy", words(plan.policy)]];
   facts.push(["being proven", proving
@@ -61,7 +62,8 @@ export function traffic({ traffic: plan }) {
     ` for ${lever.kept.length ? lever.kept.join(", ") : "all traffic"}`, lever.replicas.length ? ` on ${lever.replicas.join(", ")}` : "",
     lever.held_off_by.length ? h("em", {}, `; held off now by ${lever.held_off_by.join(", ")}`) : null))) : "nothing"]);
   return [h("p", { class: "lead" }, plan.words), definitions(facts),
-    plan.frozen ? h("p", { class: "notice" }, `Frozen: nothing is promoted (${plan.frozen_because}). Taking back is still allowed.`) : null];
+    plan.frozen ? h("p", { class: "notice" }, `Frozen: nothing is promoted (${plan.frozen_because}). Taking back is still allowed.`) : null,
+    freezeAction(plan.frozen, ask)];
 }
 
 const definitions = (facts) => h("dl", { class: "definitions" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
@@ -142,26 +144,54 @@ const effectWords = (effect) => `${effect.metric}, ${effect.cut}: ${number(effec
   + `${isKnown(effect.low) && isKnown(effect.high) ? `interval ${number(effect.low)} to ${number(effect.high)}` : "interval unknown"}, `
   + `n=${effect.n_candidate} against ${effect.n_baseline}; predicted ${number(effect.predicted_ratio)})`;
 
-function proposed(lever, onChain) {
+function proposed(lever, onChain, ask) {
   return h("article", { class: "lever", "aria-label": lever.name },
     h("div", { class: "lever-head" }, h("h3", {}, h("button", {
       id: `chain-button-${lever.name}`, type: "button", "aria-expanded": "false", "aria-controls": `chain-${lever.name}`, onclick: () => onChain(lever.name),
     }, lever.name, h("span", { class: "hint" }, "chain"))), state(lever.state), h("span", {}, `${RUNNING.has(lever.state) ? "" : "last slice: "}${share(lever.share)} of sessions`)),
+    leverActions(lever, ask),
+    lever.due ? h("p", { class: "notice" }, lever.due) : null,
     h("div", { id: `chain-${lever.name}`, class: "chain", role: "region", tabindex: 0, "aria-label": `Chain of ${lever.name}`, hidden: true }),
     definitions([["premise", lever.premise || unknown()], ["last move", lever.reason || unknown("it did not move yet")],
       ...listed("kept for", lever.kept), ...listed("refused for", Object.entries(lever.refused).map(([cut, why]) => `${cut} (${why})`)),
       ...listed("held off by", lever.held_off_by),
+      ["back by", lever.reverse || unknown()],
       ["effect", lever.effects.length ? h("ul", { class: "plain" }, lever.effects.map((effect) => h("li", {}, effectWords(effect)))) : unknown("not measured")]]),
-    gates(lever));
+    budgetCourse(lever), grid(lever), gates(lever));
 }
 
-export function levers({ levers: all }, onChain) {
+/** The four budgets as they were before the lever, as they were predicted with it, and as they are after it. */
+function budgetCourse(lever) {
+  if (!lever.budgets.length) return null;
+  const cell = (used) => (isKnown(used) ? [meter("", used, BINDS_AT), share(used)] : unknown());
+  return h("details", { id: `budgets-${lever.name}` }, h("summary", {}, "Budgets before, predicted, after"),
+    table(`Used shares of the budgets around ${lever.name}`, [["budget"], ["before"], ["predicted"], ["after"]],
+      lever.budgets.map((each) => [each.budget, cell(each.before), cell(each.predicted), cell(each.after)])));
+}
+
+/** Gates as a grid: a row per cut, a column per metric; in a cell the worst of its verdicts with its value. */
+function grid(lever) {
+  const cuts = [...new Set(lever.results.map((result) => result.cut))];
+  const metrics = [...new Set(lever.results.map((result) => result.metric))];
+  if (cuts.length < 2) return null;
+  const rows = cuts.map((cut) => [cut, ...metrics.map((metric) => {
+    const found = lever.results.filter((result) => result.cut === cut && result.metric === metric);
+    if (!found.length) return h("span", { class: "empty" }, "not asked");
+    const worst = ["fail", "error", "hold", "pass"].find((name) => found.some((result) => result.verdict === name));
+    const value = found.find((result) => isKnown(result.value))?.value;
+    return [verdict(worst), h("small", {}, isKnown(value) ? number(value) : UNKNOWN)];
+  })]);
+  return h("div", { class: "grid", id: `grid-${lever.name}` },
+    table(`Worst verdict of ${lever.name} by cut and metric`, [["cut"], ...metrics.map((metric) => [words(metric)])], rows));
+}
+
+export function levers({ levers: all }, onChain, ask) {
   const known = all.filter((lever) => lever.state);
   const others = all.filter((lever) => !lever.state);
   const heads = [["lever"], ["premise"], ["predicted gain", "num"], ["because", "wide-cell"]];
   const rows = others.map((lever) => [lever.name, [h("strong", {}, lever.premise_holds ? "holds" : "does not hold"), h("small", {}, ` ${lever.premise}`)],
     isKnown(lever.gain_share) ? share(lever.gain_share) : unknown(), h("small", {}, lever.reason)]);
-  return [known.length ? known.map((lever) => proposed(lever, onChain)) : h("p", { class: "empty" }, "No lever was proposed."),
+  return [known.length ? known.map((lever) => proposed(lever, onChain, ask)) : h("p", { class: "empty" }, "No lever was proposed."),
     others.length ? h("details", { id: "assessed", open: !known.length }, h("summary", {}, `Assessed with the latest diagnosis and not proposed: ${others.length}`),
       table("Levers that were assessed and not proposed", heads, rows)) : null];
 }
