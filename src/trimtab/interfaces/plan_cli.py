@@ -35,7 +35,7 @@ from trimtab.planning.measured import Group, MeasuredLayout
 from trimtab.planning.plan import plan as plan_layouts
 from trimtab.runtime.kernel_names import system_of
 from trimtab.runtime.layout_runs import RunFailedError
-from trimtab.runtime.plan_estimator import build_estimator
+from trimtab.runtime.plan_estimator import ExpertFacts, build_estimator
 from trimtab.runtime.plan_validate import validate_table
 from trimtab.runtime.served_sources import SourceError
 
@@ -230,6 +230,7 @@ class _Asking:
             precision=words.precision or "",
             kv_bits=kv_bits_of(words),
             cluster=self.ask.cluster,
+            experts=ExpertFacts(skew=self.ask.expert_skew, exchange=self.ask.exchange),
         )
         system = system_of(self.ask.accelerator.name) or self.ask.accelerator.name
         self.group = Group(system=system, engine=words.engine, model=words.model)

@@ -8,6 +8,7 @@ from trimtab.planning.choose import candidate_of, choose, where_it_fits
 from trimtab.planning.layouts import Impossible, possible_layouts
 from trimtab.planning.plan_ask import Ask, Goal, check_ask
 from trimtab.planning.plan_ports import Estimator
+from trimtab.planning.relief import Relief, relief_of
 from trimtab.planning.rules import Fits
 from trimtab.planning.settle import Measurement, measurements, rivals_of, uncertain
 from trimtab.planning.split import Split, split_of
@@ -34,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...]
     split: Split
     capacity: Capacity | None
+    relief: Relief | None
     unknown: tuple[str, ...]
 
     @property
@@ -68,6 +70,7 @@ def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> P
         measurements=measurements(ranked, rivals, ask),
         split=split_of(best, ask),
         capacity=capacity(chosen, loaded, fits, estimator, trace) if chosen else None,
+        relief=None if chosen else relief_of(ranked, ask, fits, estimator),
         unknown=tuple(_unknown(ask)),
     )
 
@@ -101,18 +104,21 @@ def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
     total = ask.cluster.total
     if best.standing is Standing.CHOSEN:
         if ask.goal is Goal.THROUGHPUT:
-            return (
-                f"most tokens per second of {total} accelerators within the targets: {best.because}"
-            )
-        return f"{best.layout.devices} of {total} accelerators are enough: {best.because}"
+            return f"most tokens per second of {_accelerators(total)} within the targets: {best.because}"
+        enough = "is enough" if best.layout.devices == 1 else "are enough"
+        return f"{best.layout.devices} of {_accelerators(total)} {enough}: {best.because}"
     if fits.devices is None and best.standing is Standing.DOES_NOT_FIT:
         return (
-            f"the model does not fit on {total} accelerators in any layout; "
+            f"the model does not fit on {_accelerators(total)} in any layout; "
             f"{best.layout.label} comes nearest: {best.because}"
         )
     if best.standing is Standing.FORBIDDEN:
         return f"every layout that fits is ruled out; of {best.layout.label}: {best.because}"
-    return f"no layout on {total} accelerators meets the targets; {best.layout.label} comes nearest: {best.because}"
+    return f"no layout on {_accelerators(total)} meets the targets; {best.layout.label} comes nearest: {best.because}"
+
+
+def _accelerators(count: int) -> str:
+    return "1 accelerator" if count == 1 else f"{count} accelerators"
 
 
 def _unknown(ask: Ask) -> list[str]:
