@@ -127,7 +127,7 @@ def answer_of(
     local: bool = False,
 ) -> PlanAnswer:
     """Put a plan into the words of its answer."""
-    layouts = tuple(_layout(each, ask.targets) for each in found.ranked)
+    layouts = tuple(_layout(each, ask.judged.targets) for each in found.ranked)
     following = [each for each in layouts if each.standing is Standing.NEXT]
     cluster = ask.cluster
     return PlanAnswer(

@@ -89,7 +89,9 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 @click.option("--ttft-ms", type=float, help="Target for the mean time to first token.")
 @click.option("--tpot-ms", type=float, help="Target for the mean time per output token.")
 @click.option(
-    "--prefix-share", type=float, help="Part (0 to 1) of input tokens that a cache holds."
+    "--prefix-share",
+    metavar="R|trace",
+    help="Part (0 to 1) of input tokens that a cache holds; trace: all that the trace's prompts repeat.",
 )
 @click.option("--draft-tokens", type=int, default=0, help="Drafted tokens a step [default: 0].")
 @click.option("--draft-acceptance", type=float, help="Part (0 to 1) of drafts that are accepted.")

@@ -1,5 +1,7 @@
 """The whole plan: what is possible, what fits, what meets the targets, and what would settle the rest."""
 
+from typing import Final
+
 import msgspec
 
 from trimtab.planning.candidates import Candidate, Standing
@@ -14,6 +16,9 @@ from trimtab.planning.settle import Measurement, measurements, rivals_of, uncert
 from trimtab.planning.split import Split, split_of
 from trimtab.planning.steps import Growth, Spread, growth, spread
 from trimtab.workloads.trace_load import TraceLoad
+
+PREFIX_SAID: Final = 0.01
+"""Below this a trace repeats nothing worth a word."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> Plan:
     """Plan a layout; raises `PlanInputError` for an ask that cannot be."""
     check_ask(ask)
+    unknown = (*_unknown(ask), *_unknown_of_trace(ask, trace))
+    ask = ask.judged
     possible = possible_layouts(ask.model, ask.cluster, ask.sizes)
     fits = where_it_fits(possible.layouts, ask, estimator)
     found = [candidate_of(layout, ask, fits, estimator) for layout in possible.layouts]
@@ -71,7 +78,7 @@ def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> P
         split=split_of(best, ask),
         capacity=capacity(chosen, loaded, fits, estimator, trace) if chosen else None,
         relief=None if chosen else relief_of(ranked, ask, fits, estimator),
-        unknown=tuple(_unknown(ask)),
+        unknown=unknown,
     )
 
 
@@ -121,6 +128,15 @@ def _accelerators(count: int) -> str:
     return "1 accelerator" if count == 1 else f"{count} accelerators"
 
 
+def _unknown_of_trace(ask: Ask, trace: TraceLoad | None) -> list[str]:
+    if trace is None or ask.demand.prefix_share or trace.prefix_share_max < PREFIX_SAID:
+        return []
+    return [
+        f"prefix_share: {trace.prefix_share_max:.0%} of the trace's input repeats what came before, the most that a "
+        "cache can hold; none is counted (--prefix-share trace counts all)"
+    ]
+
+
 def _unknown(ask: Ask) -> list[str]:
     told: list[str] = []
     link, joint = ask.cluster.link, ask.cluster.node_link
@@ -136,6 +152,10 @@ def _unknown(ask: Ask) -> list[str]:
         )
     if ask.model.experts and ask.exchange is None:
         told.append("collective: how ranks exchange tokens of experts is not known (--collective)")
+    if ask.targets.tpot_ms is not None and ask.demand.output_tokens == 1:
+        told.append(
+            "tpot_ms: an answer of one token has no token after its first, so TPOT is not judged"
+        )
     if ask.targets.tpot_ms is None and ask.targets.ttft_ms is None:
         told.append("targets: without --ttft-ms and --tpot-ms only fit and load decide")
     if ask.demand.draft_tokens and ask.demand.draft_acceptance is None:

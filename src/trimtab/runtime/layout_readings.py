@@ -33,20 +33,32 @@ class Readings:
 async def readings(url: str, devices: str = "") -> AsyncIterator[Readings]:
     """Read around what is done inside. `devices`: the page of an exporter of the devices, empty: none."""
     found = Readings()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_S_MAX)) as session:
+    timeout = aiohttp.ClientTimeout(total=PAGE_S_MAX)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
         before = await _ranks(session, f"{url}/metrics")
-        seen: list[Sequence[RankSample]] = []
-        watch = asyncio.ensure_future(_watch(session, devices, seen)) if devices else None
-        try:
+        async with _watched(session, devices) as seen:
             yield found
-        finally:
-            if watch is not None:
-                watch.cancel()
-                with suppress(asyncio.CancelledError):
-                    await watch
         after = await _ranks(session, f"{url}/metrics")
     found.transfers = _grown(before, after)
     found.ranks = _ranks_of(seen, devices)
+
+
+@asynccontextmanager
+async def _watched(
+    session: aiohttp.ClientSession, page: str
+) -> AsyncIterator[list[Sequence[RankSample]]]:
+    """Read a page again and again while something is done inside; none for no page."""
+    seen: list[Sequence[RankSample]] = []
+    if not page:
+        yield seen
+        return
+    watch = asyncio.ensure_future(_watch(session, page, seen))
+    try:
+        yield seen
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
 
 
 async def _watch(

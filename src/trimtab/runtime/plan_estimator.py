@@ -17,7 +17,7 @@ from trimtab.planning.consensus import AgreedTimes
 from trimtab.planning.estimate import Bounds, Extra, Replica
 from trimtab.planning.exchange import Exchange, exchange_of
 from trimtab.planning.kernel_port import KernelTables, NoTimes, Parted, Serving, StepTimes
-from trimtab.planning.memory import STORED_KV_BITS, memory_fit
+from trimtab.planning.memory import STORED_KV_BITS, memory_fit, streams_at
 from trimtab.planning.mixture_times import (
     MixtureTimes,
     Reference,
@@ -93,13 +93,19 @@ class TableEstimator:
         key = (one, demand)
         if key not in self._expected:
             fit = self.fit(one, demand)
-            bounds = Bounds(kv_tokens=max(0.0, fit.kv_tokens))
+            bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
             times = self._times_of(one)
             replica = Replica(
                 times, one, pace_of(self._served.engine), bounds, self._extra(one, times)
             )
             self._expected[key] = replica.expected(demand)
         return self._expected[key]
+
+    def _held_tokens(self, fit: MemoryFit, layout: Layout, demand: Demand) -> float:
+        """Return the tokens of streams at their mean context that the KV cache holds."""
+        mean = demand.input_tokens + demand.output_tokens / 2.0
+        longest = demand.context_tokens or demand.input_tokens + demand.output_tokens
+        return mean * streams_at(self._model, fit, layout, longest=longest, mean=mean)
 
     def _times_of(self, layout: Layout) -> StepTimes:
         if layout not in self._times:
