@@ -97,7 +97,7 @@ async def measure_layouts(
 
 
 def _with_trace(run: Run, ranks: Sequence[TraceTimes] | None) -> Run:
-    """Return a run with what the traces of its layout's ranks say: the largest share in collectives, how busy each is."""
+    """Return a run with what the traces of its layout's ranks say: most time in collectives, how busy each is."""
     if ranks is None:
         return run
     busy = tuple(rank.compute_ms / rank.total_ms for rank in ranks if rank.total_ms > 0.0)

@@ -303,7 +303,7 @@ def test_mixture_that_leaves_its_experts_out_has_those_of_its_makers(
 
 def test_precision_that_nobody_knows_is_refused_with_the_nearest() -> None:
     """Taken for 16 bit it would be planned on twice the devices, or half of them."""
-    with pytest.raises(EngineFormatError, match="torch_dtype 'bfloat17'.*nearest valid: bfloat16"):
+    with pytest.raises(EngineFormatError, match=r"torch_dtype 'bfloat17'.*nearest valid: bfloat16"):
         read(LLAMA | {"torch_dtype": "bfloat17"})
 
 

@@ -17,7 +17,8 @@ def test_public_pair_without_peer_access_shows_unequal_ranks_under_their_power_l
     )  # fmt: skip
     assert told == [
         "ranks were busy 51% to 82% of the time (exporter): unequal, the others wait for the busiest",
-        "devices drew 46% to 54% of their power limit (exporter): busy and under it, so they wait more than they compute",
+        "devices drew 46% to 54% of their power limit (exporter): "
+        "busy and under it, so they wait more than they compute",
     ]
 
 
