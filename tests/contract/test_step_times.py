@@ -12,7 +12,8 @@ from trimtab.core.served import EngineKind
 from trimtab.engines.model_names import find_model_shape
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
 from trimtab.planning.roofline_times import RooflineTimes
-from trimtab.runtime.kernel_cache import CompiledCache
+from trimtab.runtime import kernel_tables
+from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_tables import PackageTables
 from trimtab.runtime.plan_estimator import build_estimator
 
@@ -44,9 +45,9 @@ def check_promises(times: StepTimes) -> None:
     one, many = times.decode_ms(1, 1024), times.decode_ms(128, 1024)
     assert 0.0 < one < many
     assert times.decode_ms(16, 8192) > times.decode_ms(16, 1024)
-    assert times.prefill_ms(1, 4096, 0) > times.prefill_ms(1, 1024, 0)
-    assert times.prefill_ms(1, 4096, 3072) < times.prefill_ms(1, 4096, 0)
-    assert times.beside_ms(1024, 1024, 0, 15, 1536) >= 0.0
+    assert times.prefill_ms(4096, 0) > times.prefill_ms(1024, 0)
+    assert times.prefill_ms(4096, 3072) < times.prefill_ms(4096, 0)
+    assert times.beside_ms(1024, 1024, 0, 15) >= 0.0
     collectives = times.communication_ms(16, 1024)
     assert collectives is None or 0.0 <= collectives < times.decode_ms(16, 1024)
     assert times.notes
@@ -96,16 +97,31 @@ def test_models_asked_in_turn_do_not_answer_for_each_other(tables: PackageTables
 
 
 @needs_tables
-def test_kept_configuration_answers_as_the_fresh_one(tables: PackageTables, tmp_path: Path) -> None:
-    """The second run reads what the first compiled, and gets the very same times."""
+def test_kept_times_answer_as_fresh_ones_and_load_no_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run reads what the first was told, for any size, and asks the package nothing."""
     asked = Serving(model="Qwen/Qwen3-32B", system="H100", engine=EngineKind.VLLM, kv_bits=16)
-    first = PackageTables(CompiledCache(tmp_path)).times(asked, Layout(tp=2))
-    assert list(tmp_path.glob("*.spec"))
-    second = PackageTables(CompiledCache(tmp_path)).times(asked, Layout(tp=2))
+    first = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
+    assert list(tmp_path.glob("*.times"))
+    monkeypatch.setattr(kernel_tables, "_sdk", None)
+    second = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
     assert not isinstance(first, NoTimes)
     assert not isinstance(second, NoTimes)
-    assert second.decode_ms(24, 3000) == first.decode_ms(24, 3000)
+    assert second.decode_ms(25, 3333) == first.decode_ms(25, 3333)
+    assert second.prefill_ms(777, 0) == first.prefill_ms(777, 0)
     assert second.notes == first.notes
+
+
+@needs_tables
+def test_parts_of_a_mixture_add_up_to_its_step(tables: PackageTables) -> None:
+    """Without the exchange a step is shorter, without the experts shorter still."""
+    found = tables.parted(MIXTURE, Layout(attention_dp=4, moe_ep=4))
+    assert not isinstance(found, NoTimes), found
+    times = [
+        each.decode_ms(64, 1024) for each in (found.no_experts, found.no_exchange, found.whole)
+    ]
+    assert 0.0 < times[0] < times[1] < times[2]
 
 
 @needs_tables

@@ -1,24 +1,43 @@
-"""Compiled configurations that are kept between runs."""
+"""Step times that are kept between runs."""
 
 from pathlib import Path
 
-from trimtab.runtime.kernel_cache import Compiled, CompiledCache
+from times_kit import LawTimes
 
-ONE = Compiled(spec=b"\x00\x01", widths="matrices fp8", version="1")
+from trimtab.planning.grid_times import sample
+from trimtab.planning.kernel_port import NoTimes
+from trimtab.runtime.kernel_cache import GridCache, Kept
+
+
+class _Law(LawTimes):
+    """A law asked for the points of a grid."""
+
+    def collectives_ms(self, batch: int) -> float | None:
+        return self.communication
+
+
+ONE = Kept(notes=("a law",), extended=False, grids=(sample(_Law()),))
 
 
 def test_what_was_kept_is_found_by_the_next_run(tmp_path: Path) -> None:
     """Another object over the same folder."""
-    CompiledCache(tmp_path / "kernels").put("a key", ONE)
-    assert CompiledCache(tmp_path / "kernels").get("a key") == ONE
-    assert CompiledCache(tmp_path / "kernels").get("another key") is None
+    GridCache(tmp_path / "kernels").put("a key", ONE)
+    assert GridCache(tmp_path / "kernels").get("a key") == ONE
+    assert GridCache(tmp_path / "kernels").get("another key") is None
+
+
+def test_that_tables_have_nothing_is_kept_too(tmp_path: Path) -> None:
+    """Finding that out loads them just as well."""
+    none = NoTimes(because="there are no tables for it", nearest=("H100",))
+    GridCache(tmp_path).put("a key", none)
+    assert GridCache(tmp_path).get("a key") == none
 
 
 def test_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
     """It is made again instead of stopping a plan."""
-    cache = CompiledCache(tmp_path)
+    cache = GridCache(tmp_path)
     cache.put("a key", ONE)
-    next(tmp_path.glob("*.spec")).write_bytes(b"garbage")
+    next(tmp_path.glob("*.times")).write_bytes(b"garbage")
     assert cache.get("a key") is None
     cache.put("a key", ONE)
     assert cache.get("a key") == ONE
@@ -27,13 +46,13 @@ def test_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
     """A file stands where the folder should be."""
     (tmp_path / "kernels").write_text("in the way")
-    cache = CompiledCache(tmp_path / "kernels")
+    cache = GridCache(tmp_path / "kernels")
     cache.put("a key", ONE)
     assert cache.get("a key") is None
 
 
 def test_no_folder_keeps_nothing() -> None:
     """Tests and callers that want no trace."""
-    cache = CompiledCache(None)
+    cache = GridCache(None)
     cache.put("a key", ONE)
     assert cache.get("a key") is None

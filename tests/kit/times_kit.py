@@ -24,21 +24,24 @@ class LawTimes:
         self.communication = communication
         self.notes: tuple[str, ...] = (f"a law of {base:g} ms",)
 
-    def decode_ms(self, batch: int, context_tokens: int) -> float:
+    def decode_ms(self, batch: float, context_tokens: float) -> float:
         return self.base + self.stream * batch
 
-    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
+    def communication_ms(self, batch: float, context_tokens: float) -> float | None:
         return self.communication
 
-    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
-        return prompts * self.token * (prompt_tokens - cached_tokens)
+    def prefill_ms(
+        self, prompt_tokens: float, cached_tokens: float, *, busy_share: float = 1.0
+    ) -> float:
+        return self.token * (prompt_tokens - cached_tokens) * busy_share
 
     def beside_ms(
         self,
-        chunk_tokens: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        batch: int,
-        context_tokens: int,
+        chunk_tokens: float,
+        prompt_tokens: float,
+        cached_tokens: float,
+        batch: float,
+        *,
+        busy_share: float = 1.0,
     ) -> float:
-        return self.token * chunk_tokens
+        return self.token * chunk_tokens * busy_share

@@ -10,6 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
+NEAREST_SAID = 6
+"""An error names no more choices than a reader takes in."""
+
 
 class PlanInputError(ValueError):
     """An input that cannot be. `field`: which one, as the caller named it; `nearest`: valid values next to it.
@@ -18,7 +21,9 @@ class PlanInputError(ValueError):
     """
 
     def __init__(self, field: str, problem: str, nearest: tuple[str, ...] = ()) -> None:
-        near = f"; nearest valid: {' or '.join(nearest)}" if nearest else ""
+        more = len(nearest) - NEAREST_SAID
+        rest = f" or {more} more" if more > 0 else ""
+        near = f"; nearest valid: {' or '.join(nearest[:NEAREST_SAID])}{rest}" if nearest else ""
         super().__init__(f"{field}: {problem}{near}")
         self.field = field
         self.nearest = nearest

@@ -44,6 +44,8 @@ class Gauge(StrEnum):
     GPU_MEMORY_USED_BYTES = "gpu_memory_used_bytes"
     GPU_MEMORY_TOTAL_BYTES = "gpu_memory_total_bytes"
     GPU_BUSY_SHARE = "gpu_busy_share"
+    GPU_POWER_W = "gpu_power_w"
+    GPU_POWER_LIMIT_W = "gpu_power_limit_w"
     HOST_MEMORY_USED_BYTES = "host_memory_used_bytes"
     HOST_MEMORY_TOTAL_BYTES = "host_memory_total_bytes"
     CONTEXT_TOKENS_MAX = "context_tokens_max"

@@ -38,6 +38,11 @@ _GEMMA3_DEFAULTS: Final = {
     "head_dim": 256,
     "vocab_size": 262_208,
 }
+# What the makers' configuration classes take for a key that a file leaves out; without it a mixture would look dense.
+_MIXTRAL_DEFAULTS: Final = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_QWEN2_MOE_DEFAULTS: Final = {"num_experts": 60, "num_experts_per_tok": 4}
+_QWEN3_MOE_DEFAULTS: Final = {"num_experts": 128, "num_experts_per_tok": 8}
+_GPT_OSS_DEFAULTS: Final = {"num_local_experts": 128, "num_experts_per_tok": 4}
 _HYBRID: Final = Family(head_norms=True, gated=True)
 
 # Names are `model_type` of Hugging Face configurations. `window_every` n: each n-th layer sees everything, the others
@@ -47,11 +52,11 @@ FAMILIES: Final = {
     "granite": Family(),
     "phi3": Family(),
     "mistral": Family(window_every=1),
-    "mixtral": Family(window_every=1),
+    "mixtral": Family(window_every=1, defaults=_MIXTRAL_DEFAULTS),
     "qwen2": Family(qkv_bias=True),
-    "qwen2_moe": Family(qkv_bias=True),
+    "qwen2_moe": Family(qkv_bias=True, defaults=_QWEN2_MOE_DEFAULTS),
     "qwen3": Family(head_norms=True),
-    "qwen3_moe": Family(head_norms=True),
+    "qwen3_moe": Family(head_norms=True, defaults=_QWEN3_MOE_DEFAULTS),
     "qwen3_vl_text": Family(head_norms=True),
     "qwen3_vl_moe_text": Family(head_norms=True),
     "qwen3_next": _HYBRID,
@@ -63,7 +68,12 @@ FAMILIES: Final = {
         tied=True, norms=4, head_norms=True, window_every=6, defaults=_GEMMA3_DEFAULTS
     ),
     "gpt_oss": Family(
-        qkv_bias=True, output_bias=True, expert_bias=True, sinks=True, window_every=2
+        qkv_bias=True,
+        output_bias=True,
+        expert_bias=True,
+        sinks=True,
+        window_every=2,
+        defaults=_GPT_OSS_DEFAULTS,
     ),
     "minimax_m2": Family(wide_norms=True, routing_bias=True),
     "glm4_moe": Family(routing_bias=True),
@@ -84,8 +94,9 @@ class Config:
 
     def count(self, *names: str) -> int | None:
         """Return the first of the names that is there; 0 and null are None."""
+        told = any(name in self._data for name in names)
         for name in names:
-            value = self._data.get(name, self._defaults.get(name))
+            value = self._data.get(name) if told else self._defaults.get(name)
             if value is None or value is False:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

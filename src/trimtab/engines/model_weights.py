@@ -13,12 +13,17 @@ from typing import Final
 import msgspec
 
 from trimtab.core.model_parts import PartName, WeightPart
+from trimtab.core.nearest import nearest_names
+from trimtab.core.ports import EngineFormatError
 
 _DTYPE_BYTES: Final = {
     "float32": 4.0,
     "float16": 2.0,
     "bfloat16": 2.0,
     "float8_e4m3fn": 1.0,
+    "float8_e5m2": 1.0,
+    "half": 2.0,
+    "float": 4.0,
 }
 NARROWED: Final = (
     PartName.ATTENTION,
@@ -86,10 +91,15 @@ def _widened(parts: tuple[WeightPart, ...], bits: float) -> tuple[WeightPart, ..
 
 def _base_bytes(config: Mapping[str, object]) -> tuple[float, tuple[str, ...]]:
     told = config.get("torch_dtype") or config.get("dtype")
-    known = _DTYPE_BYTES.get(str(told))
-    if known is not None:
-        return known, ()
-    return 2.0, (f"precision {told!r} is not told or not known: 16 bit assumed",)
+    if told is None or told == "auto":
+        return 2.0, ("its precision is not told: 16 bit assumed",)
+    known = _DTYPE_BYTES.get(str(told).removeprefix("torch."))
+    if known is None:
+        near = nearest_names(str(told), _DTYPE_BYTES) or ("bfloat16",)
+        raise EngineFormatError(
+            f"its torch_dtype {told!r} is not known; nearest valid: {' or '.join(near)}"
+        )
+    return known, ()
 
 
 def _left_out(

@@ -33,6 +33,16 @@ DCGM = NameTable(
             share=True,
             renamed=False,
         ),
+        GaugeRow(
+            Gauge.GPU_POWER_W,
+            (Source("DEV_POWER_USAGE"), Source("power_draw_watts")),
+            renamed=False,
+        ),
+        GaugeRow(
+            Gauge.GPU_POWER_LIMIT_W,
+            (Source("DEV_POWER_MGMT_LIMIT"), Source("enforced_power_limit_watts")),
+            renamed=False,
+        ),
     ),
     extras=("DEV_FB_FREE", "DEV_FB_RESERVED"),
     rank_labels=("gpu", "uuid", "UUID"),

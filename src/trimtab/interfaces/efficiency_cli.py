@@ -62,6 +62,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     help="Torch profiler trace of a rank of a layout; repeatable.",
 )
 @click.option(
+    "--devices",
+    multiple=True,
+    metavar="LAYOUT=URL",
+    help="Page of a device exporter (DCGM) of a layout's devices: how busy they are, their power; repeatable.",
+)
+@click.option(
     "--profile/--no-profile",
     default=True,
     show_default=True,
@@ -81,6 +87,7 @@ def efficiency_command(
     requests: int,
     tpot_ms: float | None,
     traces: Sequence[str],
+    devices: Sequence[str],
     profile: bool,
     kv_cache: int,
     interpreter: str,
@@ -103,7 +110,11 @@ def efficiency_command(
     load = Steady(
         concurrency=concurrency, input_tokens=isl, output_tokens=osl, rounds=requests, model=model
     )
-    subjects = [_subject(word, model, isl + osl, kv_cache) for word in layouts]
+    pages = _pages(devices)
+    subjects = [
+        msgspec.structs.replace(found, devices=pages.get(found.layout, ""))
+        for found in (_subject(word, model, isl + osl, kv_cache) for word in layouts)
+    ]
     runs = asyncio.run(_measure(subjects, load, rounds, interpreter, profile=profile))
     traced = [_with_trace(run, _shares(traces)) for run in runs]
     report = efficiency_report(traced, tpot_ms=tpot_ms)
@@ -187,6 +198,19 @@ def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:
     )
 
 
+def _pages(words: Sequence[str]) -> dict[Layout, str]:
+    """Return the exporter's page of each layout; raises `SourceError`."""
+    found: dict[Layout, str] = {}
+    for word in words:
+        name, _, url = word.partition("=")
+        if not url.startswith(("http://", "https://")):
+            raise SourceError(
+                f"--devices {word}: give LAYOUT=URL, such as tp2=http://host:9400/metrics"
+            )
+        found[layout_of_name(name)] = url
+    return found
+
+
 def _shares(words: Sequence[str]) -> dict[Layout, float]:
     """Return the largest share of communication among the traced ranks of each layout; raises `SourceError`."""
     found: dict[Layout, float] = {}
@@ -240,6 +264,8 @@ def _show(report: EfficiencyReport, load: Steady, console: Console) -> None:
     console.print(table)
     for one in report.steps:
         console.print(f"{one.verdict.value.replace('_', ' ')}: {one.because}", soft_wrap=True)
+        for sign in one.signs:
+            console.print(f"  {one.larger.label}: {sign}", soft_wrap=True)
     if report.reverses_at is not None:
         console.print(f"from {report.reverses_at} accelerators on, more of them make it slower")
     console.print(report.because, soft_wrap=True)

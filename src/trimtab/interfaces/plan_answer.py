@@ -13,6 +13,7 @@ from trimtab.planning.capacity import Capacity
 from trimtab.planning.layouts import Impossible
 from trimtab.planning.plan import Plan
 from trimtab.planning.plan_ask import Ask, Goal
+from trimtab.planning.relief import Relief
 from trimtab.planning.rules import Remark
 from trimtab.planning.settle import Measurement, chance_of
 from trimtab.planning.split import Split
@@ -82,7 +83,8 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plan. `chosen` is null where nothing meets the targets; `layouts` then begin with the nearest.
 
     `layouts`: all that sizes allow, the best first; `impossible`: sizes that they forbid; `growth`: what devices add to
-    one replica; `spread`: what they add to the fleet; `unknown`: facts that were not given.
+    one replica; `spread`: what they add to the fleet; `unknown`: facts that were not given; `relief`: what would do
+    where nothing meets the targets.
     """
 
     found: bool
@@ -102,6 +104,7 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     growth: tuple[Growth, ...]
     spread: tuple[Spread, ...]
     capacity: Capacity | None
+    relief: Relief | None
     split: Split
     uncertain: tuple[str, ...]
     measurements: tuple[Measurement, ...]
@@ -124,7 +127,7 @@ def answer_of(
     local: bool = False,
 ) -> PlanAnswer:
     """Put a plan into the words of its answer."""
-    layouts = tuple(_layout(each, ask.targets) for each in found.ranked)
+    layouts = tuple(_layout(each, ask.judged.targets) for each in found.ranked)
     following = [each for each in layouts if each.standing is Standing.NEXT]
     cluster = ask.cluster
     return PlanAnswer(
@@ -155,6 +158,7 @@ def answer_of(
         growth=found.growth,
         spread=found.spread,
         capacity=found.capacity,
+        relief=found.relief,
         split=found.split,
         uncertain=tuple(each for each in found.uncertain if each not in sources),
         measurements=found.measurements,

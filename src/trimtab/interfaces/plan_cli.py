@@ -35,7 +35,7 @@ from trimtab.planning.measured import Group, MeasuredLayout
 from trimtab.planning.plan import plan as plan_layouts
 from trimtab.runtime.kernel_names import system_of
 from trimtab.runtime.layout_runs import RunFailedError
-from trimtab.runtime.plan_estimator import build_estimator
+from trimtab.runtime.plan_estimator import ExpertFacts, build_estimator
 from trimtab.runtime.plan_validate import validate_table
 from trimtab.runtime.served_sources import SourceError
 
@@ -89,7 +89,9 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 @click.option("--ttft-ms", type=float, help="Target for the mean time to first token.")
 @click.option("--tpot-ms", type=float, help="Target for the mean time per output token.")
 @click.option(
-    "--prefix-share", type=float, help="Part (0 to 1) of input tokens that a cache holds."
+    "--prefix-share",
+    metavar="R|trace",
+    help="Part (0 to 1) of input tokens that a cache holds; trace: all that the trace's prompts repeat.",
 )
 @click.option("--draft-tokens", type=int, default=0, help="Drafted tokens a step [default: 0].")
 @click.option("--draft-acceptance", type=float, help="Part (0 to 1) of drafts that are accepted.")
@@ -230,6 +232,7 @@ class _Asking:
             precision=words.precision or "",
             kv_bits=kv_bits_of(words),
             cluster=self.ask.cluster,
+            experts=ExpertFacts(skew=self.ask.expert_skew, exchange=self.ask.exchange),
         )
         system = system_of(self.ask.accelerator.name) or self.ask.accelerator.name
         self.group = Group(system=system, engine=words.engine, model=words.model)

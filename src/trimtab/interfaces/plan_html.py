@@ -94,7 +94,7 @@ def _adds(answer: PlanAnswer) -> str:
 
 def _capacity(answer: PlanAnswer) -> str:
     told = list(words.capacity_words(answer)) or [
-        "Nothing meets the targets, so nothing is carried."
+        f"Nothing meets the targets. {answer.relief.because if answer.relief else ''}"
     ]
     split = f"Split of prefill and decode: {words.split_words(answer)}"
     return card(_list("", [*told, split]))

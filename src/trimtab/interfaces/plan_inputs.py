@@ -8,7 +8,7 @@ import msgspec
 
 from trimtab.core.accelerators import ACCELERATORS
 from trimtab.core.layout import Cluster, Demand, Link, PlanInputError, Targets
-from trimtab.core.links import find_link, usual_link
+from trimtab.core.links import LINKS, find_link, usual_link
 from trimtab.core.nearest import nearest_names
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
 from trimtab.engines.model_names import find_model_shape, known_names
@@ -36,6 +36,9 @@ ENGINES: Final = {
 }
 _HARDWARE: Final = re.compile(r"(?P<name>[^:]+)(?::(?P<count>\d+)(?:x(?P<nodes>\d+))?)?")
 NODE_DEVICES: Final = 8
+OF_TRACE: Final = "trace"
+"""The prefix share that means what the trace's prompts repeat."""
+
 NARROW: Final = ("fp8", "fp4")
 NARROW_KV_BITS: Final = 8
 _NETWORKS: Final = ("InfiniBand", "RoCE", "Ethernet")
@@ -55,7 +58,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    prefix_share: float | None = None
+    prefix_share: str | None = None
     draft_tokens: int = 0
     draft_acceptance: float | None = None
     precision: str | None = None
@@ -130,7 +133,9 @@ def _node_link(text: str, accelerator: Accelerator) -> Link:
     try:
         return find_link(text, device=accelerator.name)
     except PlanInputError as error:
-        raise PlanInputError("node_link", f"no link {text!r} is known", error.nearest) from error
+        networks = [link.name for link in LINKS if link.name.startswith(_NETWORKS)]
+        near = nearest_names(text, networks) or tuple(networks)
+        raise PlanInputError("node_link", f"no link {text!r} is known", near) from error
 
 
 def demand_of(words: Words, trace: TraceLoad | None) -> Demand:
@@ -153,11 +158,27 @@ def demand_of(words: Words, trace: TraceLoad | None) -> Demand:
         output_tokens=osl or 0,
         concurrency=words.concurrency,
         rate_per_s=rate,
-        prefix_share=words.prefix_share or 0.0,
+        prefix_share=_prefix_share(words.prefix_share, trace),
         context_tokens=context,
         draft_tokens=words.draft_tokens,
         draft_acceptance=words.draft_acceptance,
     )
+
+
+def _prefix_share(text: str | None, trace: TraceLoad | None) -> float:
+    """Return the part of input that a cache holds: as told, or what the trace repeats."""
+    if text is None:
+        return 0.0
+    if text == OF_TRACE:
+        if trace is None:
+            raise PlanInputError(
+                "prefix_share", "there is no trace to read it from", ("--trace FILE",)
+            )
+        return trace.prefix_share_max
+    try:
+        return float(text)
+    except ValueError:
+        raise PlanInputError("prefix_share", f"{text!r} is no share", ("0.5", OF_TRACE)) from None
 
 
 def read_trace(path: Path) -> TraceLoad:

@@ -48,6 +48,7 @@ def show(answer: PlanAnswer) -> RenderableType:
             words.SPREAD_HEADS,
             words.spread_rows(answer),
         ),
+        *_lines("What would do", [answer.relief.because] if answer.relief else []),
         *_lines("Capacity", list(words.capacity_words(answer))),
         *_lines("Split of prefill and decode", [words.split_words(answer)]),
         *_lines("Uncertain", answer.uncertain),

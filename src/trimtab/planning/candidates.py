@@ -19,6 +19,9 @@ RUNNING_MIN_SHARE = 0.95
 UTILISATION_MAX = 0.95
 """Above this a queue does not come to rest in any useful time."""
 
+BUSY_SAID = 2.0
+"""From twice of what it serves on, what a replica serves says more than how busy it would be."""
+
 ENDLESS = "without end"
 """What is said of a time under more load than is served."""
 
@@ -185,5 +188,8 @@ def _load_excess(expected: Expected, demand: Demand) -> tuple[float, list[str]]:
     used = expected.utilisation
     if demand.rate_per_s is not None and used is not None and used > UTILISATION_MAX:
         asked = f"{demand.rate_per_s:.3g} requests per second"
-        return used / UTILISATION_MAX, [f"a replica would be {used:.0%} busy at {asked}"]
+        if used < BUSY_SAID:
+            return used / UTILISATION_MAX, [f"a replica would be {used:.0%} busy at {asked}"]
+        serves = demand.rate_per_s / used
+        return used / UTILISATION_MAX, [f"{asked} come to a replica that serves {serves:.3g}"]
     return 0.0, []

@@ -33,7 +33,8 @@ NEAR_SHARE: Final = 0.10
 _CLOSE: Final = 1.03
 """A capacity is searched to within this factor."""
 
-_LOWEST_RATE: Final = 1e-3
+LOWEST_RATE: Final = 1e-3
+"""Requests per second that count as hardly any load."""
 
 
 def where_it_fits(layouts: Sequence[Layout], ask: Ask, estimator: Estimator) -> Fits:
@@ -98,7 +99,7 @@ def candidate_of(layout: Layout, ask: Ask, fits: Fits, estimator: Estimator) -> 
     wanted = ask.sizes.replicas
     most = min(room, wanted) if wanted else room
     full = msgspec.structs.replace(layout, replicas=most)
-    one = _loaded(ask.demand, 1.0 if ask.demand.rate_per_s is None else _LOWEST_RATE)
+    one = _loaded(ask.demand, 1.0 if ask.demand.rate_per_s is None else LOWEST_RATE)
     memory = estimator.fit(layout, one)
     remarks = tuple(size_remarks(layout, ask, fits))
     barred = next((each for each in remarks if each.force is Force.FORBIDS), None)

@@ -35,13 +35,13 @@ class AgreedTimes:
         self.notes: tuple[str, ...] = (*known[0].notes, *added)
         self._known: dict[tuple[object, ...], float] = {}
 
-    def decode_ms(self, batch: int, context_tokens: int) -> float:
+    def decode_ms(self, batch: float, context_tokens: float) -> float:
         """Return one decode step of a batch at a context."""
         return self._agreed(
             ("decode", batch, context_tokens), lambda times: times.decode_ms(batch, context_tokens)
         )
 
-    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
+    def communication_ms(self, batch: float, context_tokens: float) -> float | None:
         """Return the collectives' part by the engine's own tables, kept in proportion to the agreed step."""
         first = self._all[0]
         part = first.communication_ms(batch, context_tokens)
@@ -50,21 +50,29 @@ class AgreedTimes:
         scale = self.decode_ms(batch, context_tokens) / first.decode_ms(batch, context_tokens)
         return part * scale
 
-    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
-        """Return one step that computes whole prompts."""
+    def prefill_ms(
+        self, prompt_tokens: float, cached_tokens: float, *, busy_share: float = 1.0
+    ) -> float:
+        """Return one step that computes a whole prompt."""
         return self._agreed(
-            ("prefill", prompts, prompt_tokens, cached_tokens),
-            lambda times: times.prefill_ms(prompts, prompt_tokens, cached_tokens),
+            ("prefill", prompt_tokens, cached_tokens, busy_share),
+            lambda times: times.prefill_ms(prompt_tokens, cached_tokens, busy_share=busy_share),
         )
 
     def beside_ms(
-        self, chunk_tokens: int, prompt_tokens: int, cached_tokens: int, batch: int, context_tokens: int
-    ) -> float:  # fmt: skip
+        self,
+        chunk_tokens: float,
+        prompt_tokens: float,
+        cached_tokens: float,
+        batch: float,
+        *,
+        busy_share: float = 1.0,
+    ) -> float:
         """Return what a prompt's chunk adds to a step of decoding streams; never below 0."""
         return self._agreed(
-            ("beside", chunk_tokens, prompt_tokens, cached_tokens, batch, context_tokens),
+            ("beside", chunk_tokens, prompt_tokens, cached_tokens, batch, busy_share),
             lambda times: times.beside_ms(
-                chunk_tokens, prompt_tokens, cached_tokens, batch, context_tokens
+                chunk_tokens, prompt_tokens, cached_tokens, batch, busy_share=busy_share
             ),
         )
 

@@ -1,8 +1,8 @@
 """An estimator that was corrected by measurements of the same hardware, engine and model, with honest intervals.
 
 The inner estimate is asked for each measured run too; what it was off by corrects it everywhere, the more the nearer
-(see `calibrate`). A run that was measured as it is asked for is not estimated: its time is taken, and its interval is
-that of runs that are repeated.
+(see `calibrate`), apart for kernel tables and for the roofline, whose intervals are the wider. A run that was measured
+as it is asked for is not estimated: its time is taken, and its interval is that of runs that are repeated.
 """
 
 import math
@@ -12,9 +12,10 @@ from typing import Final
 import msgspec
 
 from trimtab.core.layout import Demand, EstimateSource, Expected, Layout, MemoryFit, Span
-from trimtab.planning.calibrate import Run, calibrate, load_of
+from trimtab.planning.calibrate import Calibration, Run, calibrate, load_of
 from trimtab.planning.correction import Phase
 from trimtab.planning.measured import Load, MeasuredLayout
+from trimtab.planning.measured_errors import ROOFLINE_PRIORS, ROOFLINE_WIDTHS
 from trimtab.planning.plan_ports import Estimator
 
 SAME_SHARE: Final = 0.02
@@ -36,7 +37,18 @@ class CorrectedEstimator:
         self._inner = inner
         self._precision = precision
         self._rows = tuple(rows)
-        self._calibration = calibrate(system, engine, [self._run(row) for row in rows])
+        runs = [self._run(row) for row in rows]
+        # What a source was off by says nothing of another's error.
+        self._tables = calibrate(
+            system, engine, [run for source, run in runs if source is not EstimateSource.ROOFLINE]
+        )
+        self._roofline = calibrate(
+            system,
+            engine,
+            [run for source, run in runs if source is EstimateSource.ROOFLINE],
+            priors=ROOFLINE_PRIORS,
+            widths=ROOFLINE_WIDTHS,
+        )
 
     def fit(self, layout: Layout, demand: Demand) -> MemoryFit:
         """Account for every byte of the fullest rank."""
@@ -46,11 +58,15 @@ class CorrectedEstimator:
         """Return corrected times with their intervals; measured ones where that very run was measured."""
         found = self._inner.expected(layout, demand)
         load = load_of(layout, demand, found, self._precision)
+        rough = found.source is EstimateSource.ROOFLINE
+        calibration = self._roofline if rough else self._tables
         same = [row for row in self._rows if _same(row.load, load)]
-        ttft = self._corrected(
-            Phase.FIRST_TOKEN, load, found.ttft_ms, [row.ttft_ms for row in same]
+        ttft = _corrected(
+            calibration, Phase.FIRST_TOKEN, load, found.ttft_ms, [row.ttft_ms for row in same]
         )
-        tpot = self._corrected(Phase.DECODE, load, found.tpot_ms, [row.tpot_ms for row in same])
+        tpot = _corrected(
+            calibration, Phase.DECODE, load, found.tpot_ms, [row.tpot_ms for row in same]
+        )
         return msgspec.structs.replace(
             found,
             ttft_ms=ttft,
@@ -68,29 +84,33 @@ class CorrectedEstimator:
             return tuple(f"measured: {row.id}" for row in same)
         return (f"corrected by {len(self._rows)} measured runs",) if self._rows else ()
 
-    def _run(self, row: MeasuredLayout) -> Run:
+    def _run(self, row: MeasuredLayout) -> tuple[EstimateSource, Run]:
         demand = Demand(
             input_tokens=row.load.input_tokens,
             output_tokens=row.load.output_tokens,
             concurrency=row.load.clients,
         )
         found = self._inner.expected(msgspec.structs.replace(row.load.layout, replicas=1), demand)
-        return Run(row=row, tpot_ms=found.tpot_ms.value, ttft_ms=found.ttft_ms.value)
+        run = Run(row=row, tpot_ms=found.tpot_ms.value, ttft_ms=found.ttft_ms.value)
+        return found.source, run
 
-    def _corrected(self, phase: Phase, load: Load, time: Span, measured: Sequence[float]) -> Span:
-        if not (math.isfinite(time.value) and time.value > 0.0):
-            return time
-        found = self._calibration.span(phase, load, time.value)
-        if not measured:
-            return found
-        value = math.exp(sum(math.log(each) for each in measured) / len(measured))
-        scale = value / found.value
-        return msgspec.structs.replace(
-            found,
-            value=value,
-            low=None if found.low is None else found.low * scale,
-            high=None if found.high is None else found.high * scale,
-        )
+
+def _corrected(
+    calibration: Calibration, phase: Phase, load: Load, time: Span, measured: Sequence[float]
+) -> Span:
+    if not (math.isfinite(time.value) and time.value > 0.0):
+        return time
+    found = calibration.span(phase, load, time.value)
+    if not measured:
+        return found
+    value = math.exp(sum(math.log(each) for each in measured) / len(measured))
+    scale = value / found.value
+    return msgspec.structs.replace(
+        found,
+        value=value,
+        low=None if found.low is None else found.low * scale,
+        high=None if found.high is None else found.high * scale,
+    )
 
 
 def _ratio(new: Span, old: Span) -> float:

@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.layout import Layout, PlanInputError, Span
+from trimtab.planning.rank_signs import Ranks, Transfers, signs_of
 
 EFFICIENCY_FLOOR: Final = 0.7
 """Below this an added accelerator is not worth its price for latency either, unless a target cannot be met without."""
@@ -37,7 +38,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     `accelerators`: how many it used; `tokens_per_s`: output tokens of all requests; `communication_share`: part (0 to
     1) of traced time in collectives that nothing overlaps, None without a trace; `input_tokens`: mean that the server
-    counted of a request, None where it does not say.
+    counted of a request, None where it does not say. `ranks`: how busy each rank was, `transfers`: KV moved; None where
+    nobody said.
     """
 
     layout: Layout
@@ -48,6 +50,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     communication_share: float | None = None
     input_tokens: float | None = None
+    ranks: Ranks | None = None
+    transfers: Transfers | None = None
 
 
 class Verdict(StrEnum):
@@ -63,7 +67,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A larger layout against a smaller one. Ratios are larger over smaller; spans hold the runs' own spread.
 
     `excess_share`: part of its decode step that did not divide; `traced_share`: the same by the engine's trace.
-    `pairs`: pairs of interleaved runs behind the ratios.
+    `pairs`: pairs of interleaved runs behind the ratios. `signs`: what ranks and transfers say of the larger one.
     """
 
     smaller: Layout
@@ -78,6 +82,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     verdict: Verdict
     because: str
+    signs: tuple[str, ...] = ()
 
 
 class EfficiencyReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +136,18 @@ def _step(smaller: Sequence[Run], larger: Sequence[Run], tpot_ms: float | None) 
         because="",
     )
     verdict, because = _judge(made, smaller, larger, tpot_ms)
-    return msgspec.structs.replace(made, verdict=verdict, because=because)
+    return msgspec.structs.replace(made, verdict=verdict, because=because, signs=_signs(larger))
+
+
+def _signs(runs: Sequence[Run]) -> tuple[str, ...]:
+    return tuple(
+        signs_of(
+            [run.ranks for run in runs if run.ranks is not None],
+            [run.transfers for run in runs if run.transfers is not None],
+            median([run.ttft_ms for run in runs]),
+            sum(run.requests for run in runs if run.transfers is not None),
+        )
+    )
 
 
 def _judge(

@@ -21,17 +21,14 @@ widely (means hide the tail), where a server preempts streams, and for bursts of
 """
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from trimtab.core.layout import Demand, Expected, Layout, Span
+from trimtab.planning.grid_times import CHUNK_TOKENS
 from trimtab.planning.kernel_port import StepTimes
 from trimtab.planning.server_pace import Pace
-
-CHUNK_TOKENS: Final = 8192
-"""The largest part of a prompt that engines compute in one step, unless told otherwise."""
 
 STREAMS_MAX: Final = 1024.0
 _ROUNDS: Final = 40
@@ -155,42 +152,32 @@ class Replica:
         host = self._pace.step_ms + self._pace.stream_ms * running
         cached = min(demand.input_tokens - 1, round(demand.input_tokens * demand.prefix_share))
         tokens_per_step = _tokens_per_step(demand)
+        # no more attention groups have a prompt at once than there are streams
+        busy = min(1.0, running / layout.attention_dp)
         return _Load(
             running=running,
             rank_streams=rank_streams,
             step_ms=step + host,
             device_ms=step,
-            prompt_ms=self._prompt_ms(demand, batch, context, cached) / layout.pp,
-            prefill_ms=self._times.prefill_ms(1, demand.input_tokens, cached)
+            prompt_ms=self._prompt_ms(demand, batch, cached, busy) / layout.pp,
+            prefill_ms=self._times.prefill_ms(demand.input_tokens, cached, busy_share=busy)
             + self._slower(demand.input_tokens - cached),
             steps=max(1.0, demand.output_tokens / tokens_per_step),
             tokens_per_step=tokens_per_step,
-            communication_ms=self._communication_ms(batch * width, context),
+            communication_ms=self._times.communication_ms(batch * width, context),
             slower_ms=self._slower(batch * width),
         )
 
     def _decode_ms(self, batch: float, context: int) -> float:
-        step = _between(batch, lambda whole: self._times.decode_ms(whole, context))
-        return step + self._slower(batch)
+        return self._times.decode_ms(batch, context) + self._slower(batch)
 
-    def _communication_ms(self, batch: float, context: int) -> float | None:
-        low, _ = _around(batch)
-        part = self._times.communication_ms(low, context)
-        if part is None:
-            return None
-        # The collectives of a batch between two sizes keep their part of its step.
-        return part * self._decode_ms(batch, context) / max(1e-9, self._decode_ms(low, context))
-
-    def _prompt_ms(self, demand: Demand, batch: float, context: int, cached: int) -> float:
+    def _prompt_ms(self, demand: Demand, batch: float, cached: int, busy: float) -> float:
         """Return what one prompt's prefill adds to the steps of the streams it shares them with."""
         fresh = demand.input_tokens - cached
         chunk = min(self._bounds.chunk_tokens, fresh)
         chunks = math.ceil(fresh / chunk)
-        beside = _between(
-            max(1.0, batch - 1.0),
-            lambda others: self._times.beside_ms(
-                chunk, demand.input_tokens, cached, others, context
-            ),
+        beside = self._times.beside_ms(
+            chunk, demand.input_tokens, cached, max(1.0, batch - 1.0), busy_share=busy
         )
         return chunks * (beside + self._extra.token_ms * chunk)
 
@@ -241,23 +228,6 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float
     communication_ms: float | None
     slower_ms: float
-
-
-def _around(batch: float) -> tuple[int, int]:
-    """Return the sizes around a batch that times are asked of: powers of two and their halves more."""
-    power = 1 << (max(1, math.floor(batch)).bit_length() - 1)
-    middle = power + power // 2
-    low = middle if batch >= middle else power
-    if batch <= low:
-        return low, low
-    return low, (2 * power if low == middle and power > 1 else middle if power > 1 else 2)
-
-
-def _between(batch: float, at: Callable[[int], float]) -> float:
-    """Interpolate between the sizes around a batch, as tables do between theirs."""
-    low, high = _around(batch)
-    below = at(low)
-    return below if high == low else below + (batch - low) / (high - low) * (at(high) - below)
 
 
 def _tokens_per_step(demand: Demand) -> float:

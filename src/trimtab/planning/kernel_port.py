@@ -55,28 +55,45 @@ class StepTimes(Protocol):
         """Whether some of it was extrapolated from measured kernels of other shapes."""
         ...
 
-    def decode_ms(self, batch: int, context_tokens: int) -> float:
+    def decode_ms(self, batch: float, context_tokens: float) -> float:
         """Return one step in which each of `batch` streams of a rank, `context_tokens` long, makes a token."""
         ...
 
-    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
+    def communication_ms(self, batch: float, context_tokens: float) -> float | None:
         """Return the part of that step that collectives take; None where it cannot be told apart."""
         ...
 
-    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
-        """Return one step that computes whole prompts of a rank; the first `cached_tokens` of each are there."""
+    def prefill_ms(
+        self, prompt_tokens: float, cached_tokens: float, *, busy_share: float = 1.0
+    ) -> float:
+        """Return one step that computes a whole prompt of a rank; its first `cached_tokens` are there.
+
+        `busy_share`: part (0 to 1) of the attention groups that have a prompt in that step. Experts that groups share
+        see the tokens of all of them.
+        """
         ...
 
     def beside_ms(
         self,
-        chunk_tokens: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        batch: int,
-        context_tokens: int,
+        chunk_tokens: float,
+        prompt_tokens: float,
+        cached_tokens: float,
+        batch: float,
+        *,
+        busy_share: float = 1.0,
     ) -> float:
         """Return what a chunk of a prompt adds to a step in which `batch` streams make a token; never below 0."""
         ...
+
+
+class Parted(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of a mixture's layout: `no_exchange` without what ranks send each other for the experts, `no_experts`
+    without the routed experts too.
+    """
+
+    whole: StepTimes
+    no_exchange: StepTimes
+    no_experts: StepTimes
 
 
 class KernelTables(Protocol):
@@ -84,4 +101,8 @@ class KernelTables(Protocol):
 
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         """Return the step times of a layout, or why there are none. Never reaches for a network."""
+        ...
+
+    def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:
+        """Return a mixture's step times with those of its parts, or why there are none."""
         ...

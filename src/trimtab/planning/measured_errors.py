@@ -1,5 +1,7 @@
 """How far estimates are from what servers do: what is believed of the error before anything is measured.
 
+By source: times of kernel tables and of a roofline are off by different amounts.
+
 The priors are few numbers for everything: no hardware, engine or model has one of its own. They were chosen to make
 measured rows of public benchmarks most likely after 0, 2 and 4 of a group's rows are seen, and checked on models left
 out. A server's own rows then move the correction (see `correction`). Widths are conformal quantiles (see `intervals`).
@@ -7,6 +9,8 @@ out. A server's own rows then move the correction (see `correction`). Widths are
 
 import math
 from typing import Final
+
+import msgspec
 
 from trimtab.planning.correction import Phase, Prior
 from trimtab.planning.intervals import Widths
@@ -47,6 +51,21 @@ PRIORS: Final = {
         bound=math.log(8.0),
     ),
 }
+_OFF_BY_ROOFLINE: Final = {Phase.DECODE: (0.33, 0.72), Phase.FIRST_TOKEN: (0.39, 1.10)}
+"""Of measured rows of public benchmarks asked of the roofline alone, their groups (31) weighted alike: the median of
+measured over expected and the 90% quantile of the distance to it, natural logarithms. A device nobody measured is as
+new to it as a group that was left out, so groups count alike and not rows (over rows: 0.47 and 0.88)."""
+
+
+def _off_as_far(prior: Prior, bias: float, reach: float, width: float) -> Prior:
+    """Return a prior with a bias and deviations scaled so that an interval of `width` of them reaches that far."""
+    names = [name for name in prior.__struct_fields__ if name.endswith("_sd")]
+    whole = math.sqrt(sum(getattr(prior, name) ** 2 for name in names))
+    scale = reach / width / whole
+    wider = {name: scale * getattr(prior, name) for name in names}
+    return msgspec.structs.replace(prior, bias=bias, **wider)
+
+
 WIDTHS: Final = Widths(
     overall={
         Phase.DECODE: ((0, 1.85), (1, 2.2), (4, 2.35)),
@@ -75,3 +94,9 @@ WIDTHS: Final = Widths(
 )
 """A server's own width is its measured quantile drawn halfway (in logarithms) to that of all servers; only servers that
 two models or more were measured on have one."""
+
+ROOFLINE_PRIORS: Final = {
+    phase: _off_as_far(PRIORS[phase], bias, reach, WIDTHS.overall[phase][0][1])
+    for phase, (bias, reach) in _OFF_BY_ROOFLINE.items()
+}
+ROOFLINE_WIDTHS: Final = Widths(overall=WIDTHS.overall)

@@ -102,8 +102,30 @@ def kv_need(
     return KvNeed(
         token_bytes=token,
         stream_bytes=stream,
-        because=_kv_because(model, layout, heads, kv_bits),
+        because=_kv_because(model, layout, heads, kv_bits)
+        + _saved(token * context_tokens + state, stream, context_tokens),
     )
+
+
+def _saved(whole: float, stream: float, context: int) -> str:
+    """Say what windows save of a stream of a context; nothing where there are none, or none is longer than theirs."""
+    share = 1.0 - stream / whole if whole else 0.0
+    return f" that save {share:.0%} of {context:,} tokens" if share > 0.005 else ""
+
+
+def streams_at(
+    model: ModelShape, fit: MemoryFit, layout: Layout, *, longest: int, mean: float
+) -> float:
+    """Return how many streams of a mean context run at once, of those of the longest one that fit.
+
+    Windows hold less of long contexts, and a stream that makes tokens no more than its window; the prompts that are
+    being computed are few beside them.
+    """
+    most = kv_need(model, layout, longest)
+    need = kv_need(model, layout, max(1, round(mean)), batch_tokens_max=0)
+    if most is None or need is None or not need.stream_bytes:
+        return fit.streams
+    return fit.streams * most.stream_bytes / need.stream_bytes
 
 
 def _windowed_share(model: ModelShape) -> float:

@@ -1,5 +1,7 @@
 """The whole plan: what is possible, what fits, what meets the targets, and what would settle the rest."""
 
+from typing import Final
+
 import msgspec
 
 from trimtab.planning.candidates import Candidate, Standing
@@ -8,11 +10,15 @@ from trimtab.planning.choose import candidate_of, choose, where_it_fits
 from trimtab.planning.layouts import Impossible, possible_layouts
 from trimtab.planning.plan_ask import Ask, Goal, check_ask
 from trimtab.planning.plan_ports import Estimator
+from trimtab.planning.relief import Relief, relief_of
 from trimtab.planning.rules import Fits
 from trimtab.planning.settle import Measurement, measurements, rivals_of, uncertain
 from trimtab.planning.split import Split, split_of
 from trimtab.planning.steps import Growth, Spread, growth, spread
 from trimtab.workloads.trace_load import TraceLoad
+
+PREFIX_SAID: Final = 0.01
+"""Below this a trace repeats nothing worth a word."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...]
     split: Split
     capacity: Capacity | None
+    relief: Relief | None
     unknown: tuple[str, ...]
 
     @property
@@ -45,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> Plan:
     """Plan a layout; raises `PlanInputError` for an ask that cannot be."""
     check_ask(ask)
+    unknown = (*_unknown(ask), *_unknown_of_trace(ask, trace))
+    ask = ask.judged
     possible = possible_layouts(ask.model, ask.cluster, ask.sizes)
     fits = where_it_fits(possible.layouts, ask, estimator)
     found = [candidate_of(layout, ask, fits, estimator) for layout in possible.layouts]
@@ -68,7 +77,8 @@ def plan(ask: Ask, estimator: Estimator, *, trace: TraceLoad | None = None) -> P
         measurements=measurements(ranked, rivals, ask),
         split=split_of(best, ask),
         capacity=capacity(chosen, loaded, fits, estimator, trace) if chosen else None,
-        unknown=tuple(_unknown(ask)),
+        relief=None if chosen else relief_of(ranked, ask, fits, estimator),
+        unknown=unknown,
     )
 
 
@@ -101,18 +111,30 @@ def _because(ask: Ask, best: Candidate, fits: Fits) -> str:
     total = ask.cluster.total
     if best.standing is Standing.CHOSEN:
         if ask.goal is Goal.THROUGHPUT:
-            return (
-                f"most tokens per second of {total} accelerators within the targets: {best.because}"
-            )
-        return f"{best.layout.devices} of {total} accelerators are enough: {best.because}"
+            return f"most tokens per second of {_accelerators(total)} within the targets: {best.because}"
+        enough = "is enough" if best.layout.devices == 1 else "are enough"
+        return f"{best.layout.devices} of {_accelerators(total)} {enough}: {best.because}"
     if fits.devices is None and best.standing is Standing.DOES_NOT_FIT:
         return (
-            f"the model does not fit on {total} accelerators in any layout; "
+            f"the model does not fit on {_accelerators(total)} in any layout; "
             f"{best.layout.label} comes nearest: {best.because}"
         )
     if best.standing is Standing.FORBIDDEN:
         return f"every layout that fits is ruled out; of {best.layout.label}: {best.because}"
-    return f"no layout on {total} accelerators meets the targets; {best.layout.label} comes nearest: {best.because}"
+    return f"no layout on {_accelerators(total)} meets the targets; {best.layout.label} comes nearest: {best.because}"
+
+
+def _accelerators(count: int) -> str:
+    return "1 accelerator" if count == 1 else f"{count} accelerators"
+
+
+def _unknown_of_trace(ask: Ask, trace: TraceLoad | None) -> list[str]:
+    if trace is None or ask.demand.prefix_share or trace.prefix_share_max < PREFIX_SAID:
+        return []
+    return [
+        f"prefix_share: {trace.prefix_share_max:.0%} of the trace's input repeats what came before, the most that a "
+        "cache can hold; none is counted (--prefix-share trace counts all)"
+    ]
 
 
 def _unknown(ask: Ask) -> list[str]:
@@ -130,6 +152,10 @@ def _unknown(ask: Ask) -> list[str]:
         )
     if ask.model.experts and ask.exchange is None:
         told.append("collective: how ranks exchange tokens of experts is not known (--collective)")
+    if ask.targets.tpot_ms is not None and ask.demand.output_tokens == 1:
+        told.append(
+            "tpot_ms: an answer of one token has no token after its first, so TPOT is not judged"
+        )
     if ask.targets.tpot_ms is None and ask.targets.ttft_ms is None:
         told.append("targets: without --ttft-ms and --tpot-ms only fit and load decide")
     if ask.demand.draft_tokens and ask.demand.draft_acceptance is None:

@@ -46,6 +46,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         told = self.demand.concurrency is not None or self.demand.rate_per_s is not None
         return Goal.FEWEST if told else Goal.THROUGHPUT
 
+    @property
+    def judged(self) -> "Ask":
+        """The ask by which layouts are judged: an answer of one token has no token after its first, so no TPOT."""
+        if self.demand.output_tokens > 1:
+            return self
+        targets = msgspec.structs.replace(self.targets, tpot_ms=None)
+        return msgspec.structs.replace(self, targets=targets)
+
 
 _ALL_TO_ALL: Final = ExpertExchange.ALL_TO_ALL
 _ALL_REDUCE: Final = ExpertExchange.ALL_REDUCE
@@ -101,6 +109,10 @@ def check_ask(ask: Ask) -> None:
     ):
         if value is not None and not 0.0 <= value <= 1.0:
             raise PlanInputError(name, f"{value:g} is no share", ("0" if value < 0 else "1",))
+    if demand.draft_acceptance is not None and demand.draft_tokens == 0:
+        raise PlanInputError(
+            "draft_acceptance", "nothing is drafted that could be accepted", ("--draft-tokens 3",)
+        )
     if demand.draft_tokens < 0:
         raise PlanInputError("draft_tokens", f"{demand.draft_tokens} is no count", ("0",))
     if ask.price_per_h is not None and not 0.0 <= ask.price_per_h <= FIGURE_MAX:

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import msgspec
 
-from trimtab.core.layout import EstimateSource, Expected, Layout
+from trimtab.core.layout import Expected, Layout
 from trimtab.diagnosis.roofline_layout import kv_copies
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.diagnosis.served_rules_layout import EXPERT_TOKENS_MIN, EXPERTS_PER_RANK_MIN, SKEW_MAX
@@ -45,7 +45,7 @@ class Rule(StrEnum):
     EXPERTS_SKEWED = "experts_skewed"
     EXPERTS_SKEW_UNKNOWN = "experts_skew_unknown"
     EXPERTS_EXCHANGE_UNKNOWN = "experts_exchange_unknown"
-    EXPERTS_TIMES_OF_DEFAULT = "experts_times_of_default"
+    EXPERTS_SUMMED = "experts_summed"
     EXPERTS_CANDIDATE = "experts_candidate"
     KV_COPIED = "kv_copied"
     ATTENTION_GROUPS = "attention_groups"
@@ -109,7 +109,7 @@ def load_remarks(layout: Layout, ask: Ask, expected: Expected) -> Iterator[Remar
     """Give what follows from the tokens of a step."""
     if layout.moe_ep > 1 and ask.exchange is not ExpertExchange.ALL_REDUCE:
         tokens = expected.batch * (1.0 + ask.demand.draft_tokens)
-        yield from _experts_loaded(layout, ask, tokens, expected.source)
+        yield from _experts_loaded(layout, ask, tokens)
     if layout.pp > 1:
         micro = min(float(layout.pp), max(1.0, expected.batch))
         bubble = (layout.pp - 1) / (micro + layout.pp - 1)
@@ -238,9 +238,7 @@ def _experts_known(layout: Layout, ask: Ask) -> Iterator[Remark]:
         )
 
 
-def _experts_loaded(
-    layout: Layout, ask: Ask, tokens: float, source: EstimateSource
-) -> Iterator[Remark]:
+def _experts_loaded(layout: Layout, ask: Ask, tokens: float) -> Iterator[Remark]:
     numbers = {"tokens_per_step": tokens}
     if tokens < EXPERT_TOKENS_MIN:
         yield Remark(
@@ -254,12 +252,16 @@ def _experts_loaded(
         )
         return
     known = ask.exchange is ExpertExchange.ALL_TO_ALL
-    if known and source is EstimateSource.KERNEL_TABLES:
+    if known and layout.attention_dp == 1:
         yield Remark(
-            rule=Rule.EXPERTS_TIMES_OF_DEFAULT,
-            force=Force.UNKNOWN,
-            text="its times are those of the exchange that the kernel tables hold, not of the backend that was named",
+            rule=Rule.EXPERTS_SUMMED,
+            force=Force.NOTES,
+            text=(
+                "without attention groups every rank holds every token and engines sum the experts' parts by "
+                "all-reduce: the all-to-all that was named is not used"
+            ),
         )
+        return
     even = ask.expert_skew is not None and ask.expert_skew <= SKEW_MAX
     if known and even:
         yield Remark(

@@ -1,7 +1,8 @@
-"""Compiled configurations of the kernel tables' package, kept between runs: making one takes seconds, reading it none.
+"""Step times that kernel tables told, kept between runs: asking the tables takes seconds, reading what they said none.
 
-A file for each, in the cache folder; it holds nothing that cannot be made again. One that cannot be read or written is
-as good as none. The package's version is part of the key, so a new one makes its own.
+A file for each model, device, engine and layout, in the cache folder; it holds nothing that cannot be made again. One
+that cannot be read or written is as good as none. The versions of the package and of this one are part of the key, so
+a new one asks anew. That the tables have nothing is kept too.
 """
 
 import contextlib
@@ -11,41 +12,53 @@ from typing import Final
 
 import msgspec
 
-_FORMAT: Final = 1
+from trimtab.planning.grid_times import Grid
+from trimtab.planning.kernel_port import NoTimes
+
+_FORMAT: Final = 2
 
 
-class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What the package compiled, the widths in it, and the version of the tables it is for."""
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one layout; or of a mixture's without its exchange, then without its experts too (see `Parted`)."""
 
-    spec: bytes
-    widths: str
-    version: str
+    notes: tuple[str, ...]
+    extended: bool
+    grids: tuple[Grid, ...]
 
 
-class CompiledCache:
-    """Compiled configurations by key in a folder; None keeps nothing."""
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two."""
+
+    times: Kept | None = None
+    none: NoTimes | None = None
+
+
+class GridCache:
+    """Times by key in a folder; None keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def get(self, key: str) -> Compiled | None:
+    def get(self, key: str) -> Kept | NoTimes | None:
         """Return what is kept under a key, None if nothing that can be read."""
         if self._folder is None:
             return None
         try:
-            return msgspec.msgpack.decode(self._path(key).read_bytes(), type=Compiled)
+            found = msgspec.msgpack.decode(self._path(key).read_bytes(), type=_File)
         except (OSError, msgspec.MsgspecError):
             return None
+        return found.times or found.none
 
-    def put(self, key: str, compiled: Compiled) -> None:
+    def put(self, key: str, told: Kept | NoTimes) -> None:
         """Keep something whole or not at all."""
         if self._folder is None:
             return
         path = self._path(key)
         beside = path.with_suffix(".part")
+        kept = _File(none=told) if isinstance(told, NoTimes) else _File(times=told)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(msgspec.msgpack.encode(compiled))
+            beside.write_bytes(msgspec.msgpack.encode(kept))
             beside.replace(path)
         except OSError:  # a full or read-only disk costs time at the next start, nothing else
             with contextlib.suppress(OSError):
@@ -54,4 +67,4 @@ class CompiledCache:
     def _path(self, key: str) -> Path:
         assert self._folder is not None
         digest = hashlib.sha256(f"{_FORMAT} {key}".encode()).hexdigest()
-        return self._folder / f"{digest[:32]}.spec"
+        return self._folder / f"{digest[:32]}.times"

@@ -4,6 +4,7 @@ A folder with a config.json is read by it as it is, if it knows the architecture
 knows, and for architectures that compute the same as one it knows, a folder is written that says so.
 """
 
+import hashlib
 import shutil
 import tempfile
 import weakref
@@ -79,3 +80,13 @@ def _read(path: Path) -> dict[str, object]:
     except (OSError, msgspec.MsgspecError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def config_digest(model: str) -> str:
+    """Return what a folder's configuration holds in few letters, as it may change under its name; empty for a name."""
+    path = Path(model)
+    path = path / _CONFIG if path.is_dir() else path
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    except OSError:
+        return ""

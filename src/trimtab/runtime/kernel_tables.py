@@ -18,10 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
+import trimtab
 from trimtab.core.layout import EstimateSource, Layout
-from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
-from trimtab.runtime.kernel_cache import Compiled, CompiledCache
-from trimtab.runtime.kernel_configs import ConfigFolders
+from trimtab.planning.grid_times import GridTimes, sample
+from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
+from trimtab.runtime.kernel_cache import GridCache, Kept
+from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -53,74 +55,50 @@ _ATTENTIONS: Final = (None, "bfloat16")
 """How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
 
 _PROBE: Final = (8, 1024)
+_EXPERTS: Final = ("Moe",)
+_EXCHANGES: Final = ("MoeDispatch",)
+"""Kinds of operations of the package that are a mixture's."""
 
 
 class _Handle(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled configuration, and what it was compiled for."""
+    """One compiled configuration or those without some of its parts, and what it was compiled for."""
 
-    engine: Any
+    engines: tuple[Any, ...]
+    whole: bool
     widths: str
     mode: str
     version: str
 
 
-class TableTimes:
-    """Step times of one configuration; every answer is kept, as planning asks the same again and again."""
+class _Asked:
+    """Asks one compiled configuration for the points of a grid."""
 
-    def __init__(self, handle: _Handle, notes: tuple[str, ...]) -> None:
-        self._engine = handle.engine
-        self.source = EstimateSource.KERNEL_TABLES
-        self.extended = handle.mode != _MODES[0]
-        self.notes = notes
-        self._known: dict[tuple[int, ...], float] = {}
-        self._collectives: dict[tuple[int, int], float | None] = {}
+    def __init__(self, engine: Any, *, exchanges: bool = True) -> None:
+        """`exchanges`: experts' tokens are exchanged in its steps."""
+        self._engine = engine
+        self._exchanges = exchanges
 
     def decode_ms(self, batch: int, context_tokens: int) -> float:
-        """Return one decode step of a batch at a context."""
-        key = (1, batch, context_tokens)
-        if key not in self._known:
-            # The package puts the step at input plus half of the output.
-            self._known[key] = self._engine.decode_step_latency(
-                batch, max(1, context_tokens - 1), 2
-            )
-        return self._known[key]
+        # The package puts the step at input plus half of the output.
+        return float(self._engine.decode_step_latency(batch, max(1, context_tokens - 1), 2))
 
-    def communication_ms(self, batch: int, context_tokens: int) -> float | None:
-        """Return the collectives' part of a decode step; None where the package lets it overlap with other work."""
-        key = (batch, context_tokens)
-        if key not in self._collectives:
-            steps = self._engine.decode_step_per_op(batch, max(1, context_tokens - 1), 2)
-            hidden = any("overlap" in name for name, *_ in steps)
-            told = float(sum(ms for name, ms, *_ in steps if _is_collective(name)))
-            self._collectives[key] = None if hidden else told
-        return self._collectives[key]
+    def collectives_ms(self, batch: int) -> float | None:
+        """None where the package lets an exchange overlap with other work."""
+        steps = self._engine.decode_step_per_op(batch, _PROBE[1], 2)
+        if any("overlap" in name and self._exchanges for name, *_ in steps):
+            return None
+        return float(sum(ms for name, ms, *_ in steps if _is_collective(name)))
 
-    def prefill_ms(self, prompts: int, prompt_tokens: int, cached_tokens: int) -> float:
-        """Return one step that computes whole prompts."""
-        key = (2, prompts, prompt_tokens, cached_tokens)
-        if key not in self._known:
-            self._known[key] = self._engine.predict_prefill_latency(
-                prompts, prompt_tokens, cached_tokens
-            )
-        return self._known[key]
+    def prefill_ms(self, prompt_tokens: int, cached_tokens: int) -> float:
+        return float(self._engine.predict_prefill_latency(1, prompt_tokens, cached_tokens))
 
     def beside_ms(
-        self,
-        chunk_tokens: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        batch: int,
-        context_tokens: int,
+        self, chunk_tokens: int, prompt_tokens: int, cached_tokens: int, batch: int
     ) -> float:
-        """Return what a prompt's chunk adds to a step of decoding streams; never below 0."""
-        key = (3, chunk_tokens, prompt_tokens, cached_tokens, batch, context_tokens)
-        if key not in self._known:
-            output = max(2, 2 * (context_tokens - prompt_tokens))
-            mixed = self._engine.mixed_step_latency(
-                chunk_tokens, batch, prompt_tokens, output, cached_tokens
-            )
-            self._known[key] = max(0.0, mixed - self.decode_ms(batch, context_tokens))
-        return self._known[key]
+        mixed = self._engine.mixed_step_latency(
+            chunk_tokens, batch, prompt_tokens, 2, cached_tokens
+        )
+        return max(0.0, float(mixed) - self.decode_ms(batch, prompt_tokens + 1))
 
 
 def _line(error: Exception) -> str:
@@ -132,25 +110,53 @@ def _is_collective(name: str) -> bool:
 
 
 class PackageTables:
-    """The kernel tables of the package. Loading the tables of a system and engine takes seconds, once in a process."""
+    """The kernel tables of the package. Asking them first takes seconds; what they said is kept, which takes none."""
 
-    def __init__(self, cache: CompiledCache | None = None) -> None:
-        """`cache`: compiled configurations of runs before; None keeps none."""
-        self._cache = cache or CompiledCache(None)
-        self._times: dict[tuple[Serving, Layout], StepTimes | NoTimes] = {}
+    def __init__(self, cache: GridCache | None = None) -> None:
+        """`cache`: times of runs before; None keeps none."""
+        self._cache = cache or GridCache(None)
+        self._times: dict[tuple[Serving, Layout, bool], tuple[GridTimes, ...] | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
+        # The package drops what it read with the last configuration that needs it, and would read it again.
+        self._holding: dict[tuple[str, str, str], Any] = {}
         self._folders = ConfigFolders()
 
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         """Return the step times of a layout (replicas do not matter), or why there are none."""
-        key = (serving, msgspec.structs.replace(layout, replicas=1))
+        found = self._kept(serving, layout, parts=False)
+        return found if isinstance(found, NoTimes) else found[0]
+
+    def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:
+        """Return a mixture's step times with those of its parts, or why there are none."""
+        whole, parts = (self._kept(serving, layout, parts=each) for each in (False, True))
+        if isinstance(whole, NoTimes):
+            return whole
+        if isinstance(parts, NoTimes):
+            return parts
+        return Parted(whole=whole[0], no_exchange=parts[0], no_experts=parts[1])
+
+    def _kept(
+        self, serving: Serving, layout: Layout, *, parts: bool
+    ) -> tuple[GridTimes, ...] | NoTimes:
+        key = (serving, msgspec.structs.replace(layout, replicas=1), parts)
         if key not in self._times:
-            self._times[key] = self._find(*key)
+            self._times[key] = self._looked_up(*key)
         return self._times[key]
 
-    def _find(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
+    def _looked_up(
+        self, serving: Serving, layout: Layout, parts: bool
+    ) -> tuple[GridTimes, ...] | NoTimes:
         if importlib.util.find_spec(_PACKAGE) is None:
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
+        digest = config_digest(serving.model)
+        name = f"{_version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
+        kept = self._cache.get(name)
+        if kept is None:
+            kept = self._find(serving, layout, parts)
+            self._cache.put(name, kept)
+        return kept if isinstance(kept, NoTimes) else _times_of(kept)
+
+    def _find(self, serving: Serving, layout: Layout, parts: bool) -> Kept | NoTimes:
         engine = ENGINES.get(serving.engine)
         if engine is None:
             return NoTimes(
@@ -169,7 +175,7 @@ class PackageTables:
                 because=f"there are no tables for the model {serving.model}", nearest=near
             )
         try:
-            return self._first_with_data(serving, layout, engine, system, checkpoints)
+            return self._first_with_data(serving, layout, engine, system, checkpoints, parts)
         except _REFUSALS as error:  # an architecture that the package does not know
             return NoTimes(because=f"there are no tables for {serving.model}: {_line(error)}")
 
@@ -182,8 +188,9 @@ class PackageTables:
         return () if folder is None else (folder,)
 
     def _first_with_data(
-        self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
-    ) -> StepTimes | NoTimes:  # fmt: skip
+        self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...],
+        parts: bool,
+    ) -> Kept | NoTimes:  # fmt: skip
         own = {name: _own_width(name) for name in checkpoints}
         wanted = candidates(
             checkpoints,
@@ -196,11 +203,10 @@ class PackageTables:
         refused = ""
         for mode, widths, attention in product(_MODES, wanted, _ATTENTIONS):
             try:
-                handle = self._compile(widths, layout, engine, system, mode, attention)
+                handle = self._compile(widths, layout, engine, system, mode, attention, parts)
+                return _kept_of(handle, _notes(serving, widths, handle))
             except _REFUSALS as error:
                 refused = refused or _line(error)
-                continue
-            return TableTimes(handle, _notes(serving, widths, handle))
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
 
     def _compile(
@@ -211,32 +217,9 @@ class PackageTables:
         system: str,
         mode: str,
         attention: str | None,
+        parts: bool,
     ) -> _Handle:
         """Compile one configuration; raises one of `_REFUSALS` where the tables lack a kernel of it."""
-        # A folder's configuration may change under its name, so only those that the package carries are kept.
-        kept = widths.model in _carried()
-        key = f"{_version()} {system} {engine} {mode} {attention} {layout} {widths}"
-        found = self._cache.get(key) if kept else None
-        if found is None:
-            found = self._build(widths, layout, engine, system, mode, attention)
-            if kept:
-                self._cache.put(key, found)
-        compiled = _sdk().engine.EngineHandle(found.spec)
-        batch, tokens = _PROBE
-        compiled.decode_step_latency(batch, tokens, 2)
-        compiled.predict_prefill_latency(1, tokens, 0)
-        compiled.mixed_step_latency(tokens, batch, tokens, 2, 0)
-        return _Handle(engine=compiled, widths=found.widths, mode=mode, version=found.version)
-
-    def _build(
-        self,
-        widths: Widths,
-        layout: Layout,
-        engine: str,
-        system: str,
-        mode: str,
-        attention: str | None,
-    ) -> Compiled:
         tables = self._database(system, engine, mode)
         if tables is None:
             raise ValueError(f"no tables for {system} and {engine}")
@@ -254,9 +237,18 @@ class PackageTables:
             nextn=0,
             database=tables,
         )
-        return Compiled(
-            spec=bytes(sdk.core.engine_spec_bincode_from_json(spec)),
+        whole = _compiled(spec)
+        self._holding.setdefault((system, engine, mode), whole)
+        batch, tokens = _PROBE
+        whole.decode_step_latency(batch, tokens, 2)
+        whole.predict_prefill_latency(1, tokens, 0)
+        whole.mixed_step_latency(tokens, batch, tokens, 2, 0)
+        taken = (_EXCHANGES, (*_EXCHANGES, *_EXPERTS)) if parts else ()
+        return _Handle(
+            engines=tuple(_compiled(_without(spec, kinds)) for kinds in taken) or (whole,),
+            whole=not parts,
             widths=_said(model.config),
+            mode=mode,
             version=str(tables.version),
         )
 
@@ -267,6 +259,48 @@ class PackageTables:
                 system, engine, _SLOT, database_mode=mode
             )
         return self._loaded[key]
+
+
+def _compiled(spec: str) -> Any:
+    sdk = _sdk()
+    return sdk.engine.EngineHandle(bytes(sdk.core.engine_spec_bincode_from_json(spec)))
+
+
+def _without(spec: str, kinds: tuple[str, ...]) -> str:
+    """Return a specification without operations of some kinds."""
+    whole = msgspec.json.decode(spec)
+    for phase in ("context_ops", "generation_ops"):
+        whole[phase] = _left(whole[phase], kinds)
+    return msgspec.json.encode(whole).decode()
+
+
+def _left(operations: list[dict[str, Any]], kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+    found = []
+    for operation in operations:
+        ((kind, facts),) = operation.items()
+        if kind in kinds:
+            continue
+        groups = {
+            name: _left(facts[name], kinds) for name in ("group_a", "group_b") if name in facts
+        }
+        found.append({kind: facts | groups})
+    return found
+
+
+def _kept_of(handle: _Handle, notes: tuple[str, ...]) -> Kept:
+    """Ask for the whole grid of a configuration, or of those without some of its parts."""
+    return Kept(
+        notes=notes,
+        extended=handle.mode != _MODES[0],
+        grids=tuple(sample(_Asked(each, exchanges=handle.whole)) for each in handle.engines),
+    )
+
+
+def _times_of(kept: Kept) -> tuple[GridTimes, ...]:
+    return tuple(
+        GridTimes(grid, EstimateSource.KERNEL_TABLES, kept.notes, extended=kept.extended)
+        for grid in kept.grids
+    )
 
 
 def _config(

@@ -21,6 +21,8 @@ from trimtab.engines.chrome_trace import TraceTimes, read_trace
 from trimtab.engines.vllm import VllmLaunch
 from trimtab.engines.vllm_effective import read_models
 from trimtab.planning.efficiency import Run
+from trimtab.planning.rank_signs import Ranks
+from trimtab.runtime.layout_readings import readings
 from trimtab.runtime.load import run_load
 from trimtab.runtime.vllm_env import VllmEnvironment
 from trimtab.runtime.vllm_launcher import VllmLauncher
@@ -35,7 +37,8 @@ PROFILE_S_MAX: Final = 120.0
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """A layout to be measured. `accelerators`: CPUs or devices that it uses; exactly one of `launch` and `url`.
 
-    `model`: the name that the server at `url` serves, empty: what it says itself.
+    `model`: the name that the server at `url` serves, empty: what it says itself. `devices`: the page of an exporter of
+    its devices, empty: none.
     """
 
     layout: Layout
@@ -43,6 +46,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     launch: VllmLaunch | None = None
     url: str = ""
     model: str = ""
+    devices: str = ""
 
 
 class RunFailedError(RuntimeError):
@@ -88,11 +92,21 @@ async def measure_layouts(
             traces = folder / str(number) if profile else None
             served.append(await _served(subject, launcher, traces, f"{number}", on_stage))
         runs = await _rounds(served, load, rounds, on_stage)
-        shares = await _traced(served, load, on_stage)
-    return [
-        msgspec.structs.replace(run, communication_share=shares.get((run.accelerators, run.layout)))
-        for run in runs
-    ]
+        traced = await _traced(served, load, on_stage)
+    return [_with_trace(run, traced.get((run.accelerators, run.layout))) for run in runs]
+
+
+def _with_trace(run: Run, ranks: Sequence[TraceTimes] | None) -> Run:
+    """Return a run with what the traces of its layout's ranks say: most time in collectives, how busy each is."""
+    if ranks is None:
+        return run
+    busy = tuple(rank.compute_ms / rank.total_ms for rank in ranks if rank.total_ms > 0.0)
+    seen = Ranks(source="computation in their traces", busy_shares=busy) if len(busy) > 1 else None
+    return msgspec.structs.replace(
+        run,
+        communication_share=max(rank.communication_share for rank in ranks),
+        ranks=run.ranks or seen,
+    )
 
 
 async def _served(
@@ -128,7 +142,9 @@ async def _rounds(served: Sequence[Served], load: Steady, rounds: int, on_stage:
             seeded = msgspec.structs.replace(
                 load, model=one.model, seed=load.seed + at + 1, input_tokens=words[one.url]
             )
-            made.append(await measure_once(one.subject, one.url, seeded))
+            async with readings(one.url, one.subject.devices) as found:
+                run = await measure_once(one.subject, one.url, seeded)
+            made.append(msgspec.structs.replace(run, ranks=found.ranks, transfers=found.transfers))
     return made
 
 
@@ -160,23 +176,19 @@ async def _model_at(subject: Subject) -> str:
 
 async def _traced(
     served: Sequence[Served], load: Steady, on_stage: Tell
-) -> dict[tuple[int, Layout], float]:
-    """Return the largest share of communication among the ranks of each layout that leaves traces."""
-    shares: dict[tuple[int, Layout], float] = {}
+) -> dict[tuple[int, Layout], list[TraceTimes]]:
+    """Return what the ranks of each layout that leaves traces spent their time on."""
+    found: dict[tuple[int, Layout], list[TraceTimes]] = {}
     for one in served:
         if one.traces is None:
             continue
         on_stage(f"tracing {_named(one.subject)}")
         try:
-            times = await _trace(one, load)
+            found[one.subject.accelerators, one.subject.layout] = await _trace(one, load)
         except RunFailedError as error:
             # The runs are whole without it: the share by the trace is unknown then.
             on_stage(f"no trace: {error}")
-            continue
-        shares[one.subject.accelerators, one.subject.layout] = max(
-            rank.communication_share for rank in times
-        )
-    return shares
+    return found
 
 
 async def _trace(one: Served, load: Steady) -> list[TraceTimes]:

@@ -4,29 +4,46 @@ It is not corrected by measurements; whoever has some wraps it. Answers are kept
 loads, and its memory depends on the context alone.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from trimtab.core.layout import Cluster, Demand, EstimateSource, Expected, Layout, Link, MemoryFit
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
+from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.consensus import AgreedTimes
 from trimtab.planning.estimate import Bounds, Extra, Replica
-from trimtab.planning.kernel_port import KernelTables, NoTimes, Serving, StepTimes
-from trimtab.planning.memory import STORED_KV_BITS, memory_fit
+from trimtab.planning.exchange import Exchange, exchange_of
+from trimtab.planning.kernel_port import KernelTables, NoTimes, Parted, Serving, StepTimes
+from trimtab.planning.memory import STORED_KV_BITS, memory_fit, streams_at
+from trimtab.planning.mixture_times import (
+    MixtureTimes,
+    Reference,
+    even_reference,
+    near_reference,
+)
 from trimtab.planning.precision import find_precision, stored_bits
-from trimtab.planning.roofline_times import RooflineTimes, collective_ms
+from trimtab.planning.roofline_times import collective_ms, parted_roofline
 from trimtab.planning.server_pace import pace_of
-from trimtab.runtime.kernel_cache import CompiledCache
+from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_names import ENGINES
 from trimtab.runtime.kernel_tables import PackageTables
 from trimtab.runtime.vllm_env import cache_folder
 
-_TABLES: Final = PackageTables(CompiledCache(cache_folder() / "kernels"))
+_TABLES: Final = PackageTables(GridCache(cache_folder() / "kernels"))
 """Tables that were loaded stay so for the life of the process."""
 
 _SLOWER_SHARE: Final = 0.9
 """A link below that share of the device's own is slower than what the tables were measured on."""
+
+
+class ExpertFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a mixture's experts: load of the busiest rank over the mean, how ranks exchange tokens."""
+
+    skew: float | None = None
+    exchange: ExpertExchange | None = None
 
 
 class TableEstimator:
@@ -34,13 +51,14 @@ class TableEstimator:
 
     def __init__(
         self, served: Serving, model: ModelShape, accelerator: Accelerator, *,
-        cluster: Cluster | None, tables: KernelTables,
+        cluster: Cluster | None, tables: KernelTables, experts: ExpertFacts,
     ) -> None:  # fmt: skip
         self._served = served
         self._model = model
         self._device = accelerator
         self._cluster = cluster
         self._tables = tables
+        self._experts = experts
         self._operands = _operand_bits(model, served.precision)
         self._kv_bits = served.kv_bits or STORED_KV_BITS
         self._fits: dict[tuple[Layout, int], MemoryFit] = {}
@@ -75,7 +93,7 @@ class TableEstimator:
         key = (one, demand)
         if key not in self._expected:
             fit = self.fit(one, demand)
-            bounds = Bounds(kv_tokens=max(0.0, fit.kv_tokens))
+            bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
             times = self._times_of(one)
             replica = Replica(
                 times, one, pace_of(self._served.engine), bounds, self._extra(one, times)
@@ -83,43 +101,86 @@ class TableEstimator:
             self._expected[key] = replica.expected(demand)
         return self._expected[key]
 
+    def _held_tokens(self, fit: MemoryFit, layout: Layout, demand: Demand) -> float:
+        """Return the tokens of streams at their mean context that the KV cache holds."""
+        mean = demand.input_tokens + demand.output_tokens / 2.0
+        longest = demand.context_tokens or demand.input_tokens + demand.output_tokens
+        return mean * streams_at(self._model, fit, layout, longest=longest, mean=mean)
+
     def _times_of(self, layout: Layout) -> StepTimes:
         if layout not in self._times:
-            self._times[layout] = self._agreed(layout) or RooflineTimes(
-                self._model,
-                self._device,
-                layout,
-                operand_bits=self._operands,
-                kv_share=self._kv_bits / 16.0,
-                link=self._link(layout),
-            )
+            self._times[layout] = self._agreed(layout) or self._roofline(layout)
         return self._times[layout]
 
     def _agreed(self, layout: Layout) -> StepTimes | None:
         """Return what the tables of the engine and of others agree on; None where none has the layout."""
-        own = self._tables.times(self._served, layout)
-        others: list[StepTimes] = []
+        found: dict[EngineKind, StepTimes] = {}
         for engine in ENGINES:
-            if engine is self._served.engine:
-                continue
-            found = self._tables.times(msgspec.structs.replace(self._served, engine=engine), layout)
-            if not isinstance(found, NoTimes):
-                others.append(found)
-        if isinstance(own, NoTimes):
-            return AgreedTimes(None, others) if others else None
-        return AgreedTimes(own, others)
+            served = msgspec.structs.replace(self._served, engine=engine)
+            whole = self._tables.times(served, layout)
+            if not isinstance(whole, NoTimes):
+                ask = partial(self._tables.parted, served)
+                found[engine] = self._shaped(whole, ask, layout)
+        own = found.pop(self._served.engine, None)
+        return AgreedTimes(own, tuple(found.values())) if own or found else None
+
+    def _roofline(self, layout: Layout) -> StepTimes:
+        def ask(asked: Layout) -> Parted:
+            return parted_roofline(
+                self._model,
+                self._device,
+                asked,
+                operand_bits=self._operands,
+                kv_share=self._kv_bits / 16.0,
+                link=self._link(asked),
+            )
+
+        return self._shaped(ask(layout).whole, ask, layout)
+
+    def _shaped(
+        self, whole: StepTimes, ask: Callable[[Layout], Parted | NoTimes], layout: Layout
+    ) -> StepTimes:
+        """Return a source's times of a layout; where ranks share experts with what is known of those."""
+        dealt = layout.moe_ep > 1
+        skew = self._experts.skew if dealt else None
+        near = near_reference(layout) if dealt else None
+        if layout.attention_dp == 1 and skew is None and near is None:
+            return whole
+        parted = ask(layout)
+        if isinstance(parted, NoTimes):
+            return whole
+        return MixtureTimes(
+            parted,
+            layout,
+            exchange=self._exchange(layout),
+            skew=skew,
+            even=_reference(ask, even_reference(layout) if skew else None),
+            near=_reference(ask, near),
+        )
+
+    def _exchange(self, layout: Layout) -> Exchange | None:
+        if self._cluster is None:
+            return None
+        kind, bits = self._experts.exchange, self._operands
+        return exchange_of(kind, self._model, layout, self._cluster, operand_bits=bits)
+
+    def _collective_ranks(self, layout: Layout) -> int:
+        """How many ranks reduce together: of experts dealt out over a network the tables know the exchange."""
+        ranks = layout.tp * layout.attention_dp
+        wide = self._cluster is not None and ranks > self._cluster.devices
+        return layout.tp if layout.moe_ep > 1 and (wide or self._exchange(layout)) else ranks
 
     def _link(self, layout: Layout) -> Link | None:
         """The link that the ranks of a stage talk over: between nodes where they do not fit into one."""
         if self._cluster is None:
             return _own_link(self._device)
-        spread = layout.tp * layout.attention_dp > self._cluster.devices
+        spread = self._collective_ranks(layout) > self._cluster.devices
         return (self._cluster.node_link or self._cluster.link) if spread else self._cluster.link
 
     def _extra(self, layout: Layout, times: StepTimes) -> Extra:
         """Return what a slower link adds; the roofline has its link in it already."""
         link, own = self._link(layout), _own_link(self._device)
-        ranks = layout.tp * layout.attention_dp
+        ranks = self._collective_ranks(layout)
         if times.source is EstimateSource.ROOFLINE or ranks < 2 or link is None or own is None:
             return Extra()
         if not link.bytes_per_s or not own.bytes_per_s:
@@ -129,6 +190,15 @@ class TableEstimator:
         at = {n: collective_ms(self._model, ranks, n, link) - collective_ms(self._model, ranks, n, own)
               for n in (0, 1000)}  # fmt: skip
         return Extra(step_ms=max(0.0, at[0]), token_ms=max(0.0, (at[1000] - at[0]) / 1000.0))
+
+
+def _reference(
+    ask: Callable[[Layout], Parted | NoTimes], other: tuple[Layout, float] | None
+) -> Reference | None:
+    found = None if other is None else ask(other[0])
+    if other is None or found is None or isinstance(found, NoTimes):
+        return None
+    return Reference(times=found, tokens_ratio=other[1])
 
 
 def _own_link(device: Accelerator) -> Link | None:
@@ -159,12 +229,13 @@ def build_estimator(
     kv_bits: float | None = None,
     cluster: Cluster | None = None,
     tables: KernelTables | None = None,
+    experts: ExpertFacts | None = None,
 ) -> TableEstimator:
     """Return the estimator of a model on a kind of device.
 
     `model` has its precision applied already; `model_name`: what the model was called, a name or a folder, to look for
     its kernels. `kv_bits` None: 16, as engines take unless told. `tables`: where measured times come from; the
-    installed package unless told otherwise. `cluster` None: the device's own links.
+    installed package unless told otherwise. `cluster` None: the device's own links. `experts` None: nothing is known.
     """
     served = Serving(
         model=model_name,
@@ -173,4 +244,11 @@ def build_estimator(
         precision=precision,
         kv_bits=kv_bits or STORED_KV_BITS,
     )
-    return TableEstimator(served, model, accelerator, cluster=cluster, tables=tables or _TABLES)
+    return TableEstimator(
+        served,
+        model,
+        accelerator,
+        cluster=cluster,
+        tables=tables or _TABLES,
+        experts=experts or ExpertFacts(),
+    )

@@ -287,7 +287,24 @@ def test_half_a_mixture_and_kv_heads_that_cannot_be_are_refused(
 ) -> None:
     """A mixture is never taken for a dense model of an eighth of its size; heads share KV heads evenly."""
     with pytest.raises(EngineFormatError, match=told):
-        read(LLAMA | {"model_type": "mixtral"}, **changed)
+        read(LLAMA | {"model_type": "minimax_m2"}, **changed)
+
+
+@pytest.mark.parametrize(
+    ("family", "experts"), [("mixtral", (8, 2)), ("qwen3_moe", (128, 8)), ("gpt_oss", (128, 4))]
+)
+def test_mixture_that_leaves_its_experts_out_has_those_of_its_makers(
+    family: str, experts: tuple[int, int]
+) -> None:
+    """The configuration's class has them as defaults; without them it would look like a dense model."""
+    found = read(LLAMA | {"model_type": family})
+    assert (found.experts, found.experts_per_token) == experts
+
+
+def test_precision_that_nobody_knows_is_refused_with_the_nearest() -> None:
+    """Taken for 16 bit it would be planned on twice the devices, or half of them."""
+    with pytest.raises(EngineFormatError, match=r"torch_dtype 'bfloat17'.*nearest valid: bfloat16"):
+        read(LLAMA | {"torch_dtype": "bfloat17"})
 
 
 def test_dense_model_that_names_no_experts_is_dense() -> None:

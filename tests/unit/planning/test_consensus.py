@@ -49,8 +49,8 @@ def test_extended_tables_alone_are_better_than_nothing() -> None:
 def test_prefill_and_prompts_beside_decoding_are_bounded_alike() -> None:
     """Each kind of step has its own median."""
     agreed = AgreedTimes(LawTimes(token=0.5), [LawTimes(token=0.1), LawTimes(token=0.2)])
-    assert agreed.prefill_ms(1, 100, 0) == pytest.approx(20.0)
-    assert agreed.beside_ms(100, 100, 0, 4, 150) == pytest.approx(20.0)
+    assert agreed.prefill_ms(100, 0) == pytest.approx(20.0)
+    assert agreed.beside_ms(100, 100, 0, 4) == pytest.approx(20.0)
 
 
 def test_collectives_keep_their_part_of_a_bounded_step() -> None:
