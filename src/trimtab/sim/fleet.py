@@ -34,7 +34,7 @@ from trimtab.sim.arrivals import Arrival
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.records import Outcome, Records
-from trimtab.sim.replica import Replica
+from trimtab.sim.replicas import AnyReplica, Hosts, make_replica
 from trimtab.sim.streams import Streams
 
 RANK_FAULT: Final = -1
@@ -118,9 +118,10 @@ class Fleet:
         self.spec = spec
         self.kernel = kernel or Kernel()
         self.records = Records()
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, AnyReplica] = {}
         self.states: dict[str, ReplicaState] = {}
         self.numbers: dict[str, int] = {}
+        self._hosts = Hosts(spec.replica)
         self._gateways = [
             _Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)
         ]
@@ -160,7 +161,9 @@ class Fleet:
             ended=self._ended,
             stepped=partial(self._stepped, replica),
         )
-        self.replicas[replica] = Replica(self.spec.replica, self.kernel, listener)
+        host = self._hosts.of(number)
+        self.replicas[replica] = make_replica(self.spec.replica, self.kernel, listener, host)
+        self._tell_slots(replica)
         ready = now_s + self.spec.start_s if ready_s is None else ready_s
         if ready <= now_s:
             self._set_state(replica, ReplicaState.READY, now_s)
@@ -168,6 +171,12 @@ class Fleet:
             self._set_state(replica, ReplicaState.STARTING, now_s)
             self.kernel.at(ready, self._ready, replica)
         return replica
+
+    def _tell_slots(self, replica: str) -> None:
+        spec = self.spec.replica
+        if spec.similarity is not None:
+            for gateway in self._gateways:
+                gateway.router.index.set_slots(replica, spec.streams_max, spec.similarity)
 
     def _ready(self, now_s: float, replica: str) -> None:
         if self.states.get(replica) is ReplicaState.STARTING:
@@ -230,7 +239,7 @@ class Fleet:
         for replica in self.replicas.values():
             replica.tell_steps(now_s)
         # Ids are in the order in which replicas were added.
-        shares = np.array([replica.pool.used_share for replica in self.replicas.values()])
+        shares = np.array([replica.used_share for replica in self.replicas.values()])
         for gateway in self._gateways:
             gateway.load.seen_all(shares, now_s=now_s)
         if self._in_flight or self.kernel.pending:

@@ -7,10 +7,23 @@ import msgspec
 from trimtab.core.step_cost import StepCost
 
 
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A host of `cores` cores on which `replicas` replicas run with `threads` threads each.
+
+    `contention`: by what share each further replica at work slows all, cores apart (`sim.hosts`).
+    """
+
+    cores: int
+    threads: int
+    replicas: int = 1
+    contention: float = 0.0
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica can do. `kv_tokens`: all the KV it has; `budget_tokens`: most new tokens of one step.
 
-    `streams_max`: most running requests. `block_tokens`: tokens of a KV block.
+    `streams_max`: most running requests. `block_tokens`: tokens of a KV block. `similarity`: share of a prompt from
+    which on a slot is taken for its prefix, in a replica of `streams_max` slots; None: the replica has paged blocks.
     """
 
     cost: StepCost
@@ -18,6 +31,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     budget_tokens: int = 2048
     streams_max: int = 256
+    similarity: float | None = None
+    host: HostSpec | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1."""
@@ -34,7 +49,8 @@ class Job(msgspec.Struct, kw_only=True):
     """A request on a replica, and what becomes of it. Times in seconds of virtual time; None has not happened.
 
     `hashes`: names of the prompt's full KV blocks. `tokens_per_step`: 1, or more where drafts are accepted.
-    `drafted`: draft tokens verified in each step beside the stream's own.
+    `drafted`: draft tokens verified in each step beside the stream's own. `told_cached`: cached tokens as they were
+    measured, which a replica with slots takes instead of finding them.
     """
 
     id: int
@@ -50,6 +66,7 @@ class Job(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     preemptions: int = 0
     failed: str | None = None
+    told_cached: int | None = None
     # What the replica keeps of it while it runs.
     prefill_left: int = 0
     prefilled: int = 0

@@ -74,6 +74,11 @@ class Replica:
         return len(self.prefilling) + len(self.decoding)
 
     @property
+    def used_share(self) -> float:
+        """Part (0 to 1) of the KV that running requests hold."""
+        return self.pool.used_share
+
+    @property
     def in_flight(self) -> int:
         """Requests that are there, running or waiting."""
         return len(self.waiting) + len(self.prefilling) + len(self.decoding)

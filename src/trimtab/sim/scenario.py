@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from trimtab.core.config import Strict
+from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.fleet import FleetSpec
-from trimtab.sim.jobs import ReplicaSpec
+from trimtab.sim.jobs import HostSpec, ReplicaSpec
 from trimtab.sim.records import Objective
 
 T = TypeVar("T")
@@ -46,6 +47,18 @@ class CostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
 
 
+class HostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A host whose cores several replicas share; replicas with slots only."""
+
+    cores: Annotated[int, Meta(ge=1, le=4096, description="Cores of a host.")]
+    threads: Annotated[int, Meta(ge=1, le=4096, description="Threads of a replica.")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024, description="Replicas on a host.")] = 1
+    contention: Annotated[
+        float,
+        Meta(ge=0, le=10, description="Share by which each other replica at work slows a step."),
+    ] = 0.0
+
+
 class ReplicaSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One replica, all of them alike."""
 
@@ -56,6 +69,19 @@ class ReplicaSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1, description="Most tokens computed in one step (chunked prefill).")
     ] = 2048
     streams_max: Annotated[int, Meta(ge=1, description="Most requests running at once.")] = 256
+    engine: Annotated[
+        str,
+        Meta(
+            pattern="^(paged|slots)$",
+            description="paged: blocks that all requests share (vLLM); slots: one chain each (llama.cpp).",
+        ),
+    ] = "paged"
+    similarity: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Share of a prompt from which on a slot is taken for it."),
+    ] = SLOT_SIMILARITY
+    host: HostSection | None = None
+    """Cores that replicas with slots share; none: each has its own."""
 
 
 class FleetSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,6 +272,8 @@ def _check(scenario: Scenario, text: str, source: str) -> None:
         refuse("workload", "trace", "give a trace or synthetic sessions, not both")
     if scenario.replica.kv_tokens < scenario.replica.block_tokens:
         refuse("replica", "kv_tokens", "holds no block of block_tokens")
+    if scenario.replica.host is not None and scenario.replica.engine != "slots":
+        refuse("replica.host", "cores", "cores are shared by replicas with slots only")
     if scenario.warm_s >= scenario.workload.duration_s:
         refuse(
             "", "warm_s", f"must be below the {scenario.workload.duration_s:g} s that are simulated"
@@ -266,7 +294,7 @@ def _check(scenario: Scenario, text: str, source: str) -> None:
 
 def replica_spec(scenario: Scenario) -> ReplicaSpec:
     """Return what a replica of the scenario can do."""
-    section = scenario.replica
+    section, host = scenario.replica, scenario.replica.host
     cost = StepCost(
         **{name: getattr(section.cost, name) for name in section.cost.__struct_fields__}
     )
@@ -276,6 +304,8 @@ def replica_spec(scenario: Scenario) -> ReplicaSpec:
         block_tokens=section.block_tokens,
         budget_tokens=section.budget_tokens,
         streams_max=section.streams_max,
+        similarity=section.similarity if section.engine == "slots" else None,
+        host=None if host is None else HostSpec(**msgspec.structs.asdict(host)),
     )
 
 
