@@ -13,6 +13,7 @@ step of depth 1 now and then (`probe_steps`). Acceptance that differs between st
 Source: Liu et al., "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput" (SmartSpec), 2024.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -67,7 +68,10 @@ def first_state(rules: DepthRules) -> DepthState:
 def observed(
     state: DepthState, accepted: Sequence[float], steps: int, rules: DepthRules
 ) -> DepthState:
-    """Take in `steps` steps whose drafts had `accepted` (0 to 1) at positions 1, 2, ...; empty: nothing was drafted."""
+    """Take in `steps` steps whose drafts had `accepted` (0 to 1) at positions 1, 2, ...; empty: nothing was drafted.
+
+    Deeper positions that were learned before follow the last one drafted, so that a probe of one token tells of them.
+    """
     if steps <= 0:
         return state
     if not accepted:
@@ -77,9 +81,22 @@ def observed(
     for at, share in enumerate(accepted):
         before = known[at]
         known[at] = share if before is None else share + keep * (before - share)
+    last = len(accepted) - 1
+    if last < len(state.acceptance):
+        factor = _sharpness(state.acceptance[last], known[last])
+        known[last + 1 :] = [
+            None if share is None else share**factor for share in known[last + 1 :]
+        ]
     return msgspec.structs.replace(
         state, acceptance=tuple(known), steps=state.steps + steps, steps_off=0
     )
+
+
+def _sharpness(before: float | None, after: float | None) -> float:
+    """Return the power by which deeper positions follow the last one that was drafted: a chain a, a^2, ... moves so."""
+    if before is None or after is None or not (0.0 < before < 1.0 and 0.0 < after < 1.0):
+        return 1.0
+    return math.log(after) / math.log(before)
 
 
 def choose(
