@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trimtab.core.step_cost import StepCost
+from trimtab.sim.drafts import DraftSpec
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     streams_max: int = 256
     similarity: float | None = None
     host: HostSpec | None = None
+    drafts: DraftSpec | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1."""
@@ -50,7 +52,9 @@ class Job(msgspec.Struct, kw_only=True):
 
     `hashes`: names of the prompt's full KV blocks. `tokens_per_step`: 1, or more where drafts are accepted.
     `drafted`: draft tokens verified in each step beside the stream's own. `told_cached`: cached tokens as they were
-    measured, which a replica with slots takes instead of finding them.
+    measured, which a replica with slots takes instead of finding them. `incoming`: its prompt's KV was computed
+    elsewhere and has to come before it can go on. `hands_over`: it is a prompt for another replica, and its blocks stay
+    until `Replica.handed_over`.
     """
 
     id: int
@@ -59,6 +63,9 @@ class Job(msgspec.Struct, kw_only=True):
     hashes: Sequence[int] = ()
     tokens_per_step: float = 1.0
     drafted: float = 0.0
+    label: str = ""
+    incoming: bool = False
+    hands_over: bool = False
     arrived_s: float = 0.0
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -75,19 +82,25 @@ class Job(msgspec.Struct, kw_only=True):
     named: int = 0
     joined: int = 0
     ends: int = 0
-    context: int = 0
+    context: float = 0.0
 
 
 def _nobody(_: int) -> None:
     """Take no notice of steps."""
 
 
+def _nobody_receives(_: float, __: Job) -> None:
+    """Take no notice of a job that waits for KV."""
+
+
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
     """Who is told what happens to a job: its first token, and its end (finished, or failed with a reason).
 
-    `stepped`: told how many steps all decoding streams made since it was told last.
+    `stepped`: told how many steps all decoding streams made since it was told last. `has_room`: an incoming job has
+    its blocks, so that its KV can be sent; its `cached_tokens` are there already.
     """
 
     first_token: Callable[[float, Job], None]
     ended: Callable[[float, Job], None]
     stepped: Callable[[int], None] = _nobody
+    has_room: Callable[[float, Job], None] = _nobody_receives
