@@ -12,8 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.simulate_html import page
-from trimtab.interfaces.simulate_inputs import FORMATS, read_scenario, read_trace, with_policies
+from trimtab.interfaces.simulate_inputs import read_scenario, read_trace, with_policies
 from trimtab.interfaces.simulate_view import show
+from trimtab.interfaces.trace_inputs import FORMATS
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.compare import Comparison, differences_of
 from trimtab.sim.run import SimResult, policies_of, simulate

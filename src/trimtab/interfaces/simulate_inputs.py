@@ -1,14 +1,12 @@
 """What `trimtab simulate` reads: scenarios, traces, and policies named or in files."""
 
-import gzip
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
 
 import msgspec
 
-from trimtab.sim.arrivals import Arrival, from_records
+from trimtab.interfaces.trace_inputs import read_arrivals
+from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import check_policy
 from trimtab.sim.scenario import (
     RoutingSection,
@@ -17,17 +15,6 @@ from trimtab.sim.scenario import (
     parse_routing,
     parse_scenario,
 )
-from trimtab.workloads.base import WorkloadError
-from trimtab.workloads.trace_files import (
-    AZURE_BLOCK_TOKENS,
-    MOONCAKE_BLOCK_TOKENS,
-    azure_records,
-    coding_records,
-    mooncake_records,
-)
-
-FORMATS: Final = ("mooncake", "azure", "sessions")
-SESSION_GAP_S: Final = 30.0
 
 
 def read_scenario(path: Path, *, replicas: int | None, gateways: int | None) -> Scenario:
@@ -80,42 +67,17 @@ def read_trace(
     scenario: Scenario, folder: Path, path: Path | None, file_format: str | None
 ) -> list[Arrival] | None:
     """Read the trace that options or the scenario name; None if there is none. Raises `WorkloadError`."""
-    if path is None and scenario.workload.trace is not None:
-        path = folder / scenario.workload.trace
-    if path is None:
+    named = scenario.workload.trace
+    if path is not None:
+        paths = [path]
+    elif named is not None:
+        paths = [folder / name for name in ((named,) if isinstance(named, str) else named)]
+    else:
         return None
-    kind, block = file_format or scenario.workload.format, scenario.replica.block_tokens
-    try:
-        with _opened(path) as lines:
-            return _arrivals(kind, lines, str(path), block, scenario.seed)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise WorkloadError(f"{path} cannot be read: {error}") from error
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _arrivals(
-    kind: str, lines: Iterator[str], file: str, block_tokens: int, seed: int
-) -> list[Arrival]:
-    match kind:
-        case "mooncake":
-            records = mooncake_records(lines, file=file)
-            return from_records(
-                records, trace_block_tokens=MOONCAKE_BLOCK_TOKENS, block_tokens=block_tokens
-            )
-        case "azure":
-            return from_records(
-                azure_records(lines, file=file),
-                trace_block_tokens=AZURE_BLOCK_TOKENS,
-                block_tokens=block_tokens,
-                shared=False,
-            )
-        case _:
-            records, size = coding_records(
-                lines, random.Random(seed), file=file, session_gap_s=SESSION_GAP_S
-            )
-            return from_records(records, trace_block_tokens=size, block_tokens=block_tokens)
+    return read_arrivals(
+        paths,
+        file_format or scenario.workload.format,
+        block_tokens=scenario.replica.block_tokens,
+        seed=scenario.seed,
+        gap_s=scenario.workload.gap_s,
+    )

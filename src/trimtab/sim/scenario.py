@@ -138,11 +138,16 @@ class WorkloadSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What arrives. Exactly one of a trace and `synthetic`; a trace may also be named on the command line."""
 
     duration_s: Annotated[float, Meta(gt=0, description="Seconds that are simulated.")] = 3600.0
-    trace: str | None = None
-    """Path of a trace, relative to the scenario's folder."""
+    trace: str | tuple[str, ...] | None = None
+    """Path of a trace, relative to the scenario's folder; several are played one after the other."""
     format: Annotated[
-        str, Meta(pattern="^(mooncake|azure|sessions)$", description="Format of the trace.")
+        str,
+        Meta(
+            pattern="^(mooncake|azure|sessions|jsonl|recorded)$",
+            description="Format of the trace.",
+        ),
     ] = "mooncake"
+    gap_s: Annotated[float, Meta(ge=0, description="Seconds between two traces.")] = 0.0
     copies: Annotated[
         float,
         Meta(
