@@ -18,7 +18,7 @@ from trimtab.interfaces.trace_inputs import FORMATS
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.compare import Comparison, differences_of
 from trimtab.sim.run import SimResult, policies_of, simulate
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 
 @click.command("simulate")

@@ -7,7 +7,7 @@ from trimtab.interfaces.report_tables import badge, card, figure, table
 from trimtab.interfaces.simulate_plots import COMPARED, bars, course, spread_bars
 from trimtab.interfaces.simulate_view import COLUMNS, cell, ends, interval
 from trimtab.sim.compare import Comparison
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 LIMITS = (
     "The engine is a model: its step time is one formula, fitted or guessed as the source says, and every replica is "

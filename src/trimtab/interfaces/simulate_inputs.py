@@ -9,12 +9,14 @@ from trimtab.interfaces.trace_inputs import read_arrivals
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import check_policy
 from trimtab.sim.scenario import (
-    RoutingSection,
-    Scenario,
     ScenarioError,
+    check,
     parse_routing,
     parse_scenario,
+    parse_variant,
+    varied,
 )
+from trimtab.sim.sections import RoutingSection, Scenario
 
 
 def read_scenario(path: Path, *, replicas: int | None, gateways: int | None) -> Scenario:
@@ -24,7 +26,10 @@ def read_scenario(path: Path, *, replicas: int | None, gateways: int | None) -> 
     given = {name: value for name, value in changes.items() if value is not None}
     if not given:
         return scenario
-    return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, **given))
+    fleet = msgspec.structs.replace(scenario.fleet, **given)
+    made = msgspec.structs.replace(scenario, fleet=fleet)
+    check(made, _text(path), f"{path} with the options given")
+    return made
 
 
 def _text(path: Path) -> str:
@@ -35,7 +40,7 @@ def _text(path: Path) -> str:
 
 
 def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, Scenario, str]]:
-    """Return (label, scenario, policy) for each name, which may be a file with a [routing] section.
+    """Return (label, scenario, policy) for each name, or file with sections that stand in for the scenario's.
 
     Raises `ScenarioError` for a policy that is not known or named twice.
     """
@@ -43,9 +48,8 @@ def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, S
     for name in names:
         if name.endswith(".toml"):
             path = Path(name)
-            routing = parse_routing(_text(path), source=name)
-            variant = msgspec.structs.replace(scenario, routing=routing)
-            made.append((path.stem, variant, routing.policy))
+            variant = varied(scenario, parse_variant(_text(path), source=name), source=name)
+            made.append((path.stem, variant, variant.routing.policy))
         else:
             made.append((name, scenario, name))
         check_policy(made[-1][1], made[-1][2])

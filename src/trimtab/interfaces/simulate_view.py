@@ -9,7 +9,7 @@ from rich.table import Table
 from trimtab.core.narrate_words import UNKNOWN
 from trimtab.sim.compare import Comparison, Difference, half_width
 from trimtab.sim.run import SimResult
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 Read = Callable[[SimResult], float | None]
 

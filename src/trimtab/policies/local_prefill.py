@@ -57,16 +57,21 @@ class PrefillReason(StrEnum):
     UNKNOWN_COST = "unknown_cost"
     UNKNOWN_TRANSFER = "unknown_transfer"
     AFTER_FAILURE = "after_failure"
+    AS_TOLD = "as_told"
     LOCAL_FASTER = "local_faster"
     REMOTE_FASTER = "remote_faster"
 
 
 class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the decision is told. `margin`: part of the local prediction by which remote must be faster."""
+    """What the decision is told. `margin`: part of the local prediction by which remote must be faster.
+
+    `always`: one place for every request, to be compared with; unknowns and failures stay local. None: by prediction.
+    """
 
     chunk_tokens: Annotated[int, Meta(ge=0)] = 2048
     stall_weight: Annotated[float, Meta(ge=0.0)] = 0.1
     margin: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
+    always: PrefillPlace | None = None
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,11 +182,14 @@ def decide(
         return _local(request, decode, reason, local)
     best = able[0]
     remote = best.ms < local.ms * (1.0 - rules.margin)
+    faster = PrefillReason.REMOTE_FASTER if remote else PrefillReason.LOCAL_FASTER
+    if rules.always is PrefillPlace.REMOTE:
+        remote, faster = True, PrefillReason.AS_TOLD
     return PrefillDecision(
         request_id=request.request_id,
         place=PrefillPlace.REMOTE if remote else PrefillPlace.LOCAL,
         replica=best.replica if remote else decode.replica,
-        reason=PrefillReason.REMOTE_FASTER if remote else PrefillReason.LOCAL_FASTER,
+        reason=faster,
         local=local,
         remote=best,
         others=tuple(able[1:CANDIDATES_MAX]),
@@ -222,6 +230,8 @@ def stall_ms(cost: CostModel, tokens: float, chunk_tokens: int) -> float:
 def _refusal(request: PrefillRequest, uncached: int, rules: PrefillRules) -> PrefillReason | None:
     if request.failed_before:
         return PrefillReason.AFTER_FAILURE
+    if rules.always is not None:
+        return PrefillReason.AS_TOLD if rules.always is PrefillPlace.LOCAL else None
     if request.prompt_tokens <= rules.chunk_tokens:
         return PrefillReason.SHORT_PROMPT
     if uncached <= rules.chunk_tokens:

@@ -78,7 +78,8 @@ class PrefillPool:
             cost=self.cost,
         )
         pool = []
-        if not failed_before and routed.prompt_tokens - side.held_tokens > self.rules.chunk_tokens:
+        uncached = routed.prompt_tokens - side.held_tokens
+        if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
             pool = [
                 self._side(one, decode.id, held.by(one), queued)
                 for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)

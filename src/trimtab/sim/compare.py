@@ -16,7 +16,7 @@ import msgspec
 from trimtab.core.stats_summary import t_quantile
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import SimResult, simulate
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "ttft_ms_mean": (lambda run: run.summary.ttft_ms.mean, False),

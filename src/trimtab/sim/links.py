@@ -33,7 +33,10 @@ class LinkSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, kw_only=True, gc=False):
-    """One hand-over. `left`: bytes still to go at `seen_s`, at `rate` bytes a second (0 during set-up)."""
+    """One hand-over. `left`: bytes still to go at `seen_s`, at `rate` bytes a second (0 during set-up).
+
+    `row` is the sender's own: which request it is for.
+    """
 
     id: int
     source: str
@@ -45,6 +48,7 @@ class Transfer(msgspec.Struct, kw_only=True, gc=False):
     rate: float = 0.0
     version: int = 0
     ended: bool = False
+    row: int = -1
 
 
 Done = Callable[[float, Transfer], None]

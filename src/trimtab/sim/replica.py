@@ -85,6 +85,12 @@ class Replica:
         """Whether nothing is there, nor is any KV still to be fetched."""
         return self.in_flight == 0 and not self.handing
 
+    def become(self, spec: ReplicaSpec) -> None:
+        """Take another specification of the same KV, as an idle replica does that restarts."""
+        assert self.in_flight == 0, "only an idle replica changes what it can do"
+        self.spec = spec
+        self.drafter = None if spec.drafts is None else Drafter(spec.drafts, spec.cost)
+
     def submit(self, now_s: float, job: Job) -> None:
         """Take a job; one that could never fit fails at once."""
         job.arrived_s = now_s
