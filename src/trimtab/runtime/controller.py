@@ -15,18 +15,18 @@ import msgspec
 from trimtab.core.cuts import Cut
 from trimtab.core.events import (
     CutsKept,
-    Effect,
     Frozen,
     GatesEvaluated,
     LeverProposed,
     RolloutMoved,
 )
-from trimtab.core.gate import GateResult, Metric, Question
+from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.effects import effects_of
 from trimtab.rollout.gates import ArmExtras, kept_cuts
 from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import Look, Rollout, advance, begin, move
@@ -235,9 +235,8 @@ class Controller:
             self._moved(proof.rollout.state, proof.rollout, None, reason)
 
     def _record_effects(self, proof: Proof, cause_id: str) -> None:
-        for result in proof.results:
-            if result.required and result.value is not None and _is_ratio(result):
-                self._sink.append(_effect(proof.record, result), cause_id=cause_id)
+        for effect in effects_of(proof.record, proof.results):
+            self._sink.append(effect, cause_id=cause_id)
         # What was measured is told once, also of a rollout that pauses first.
         proof.results = ()
 
@@ -311,25 +310,3 @@ class Controller:
             self._sink.append(
                 Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None
             )
-
-
-def _is_ratio(result: GateResult) -> bool:
-    """Whether a result says candidate over baseline; shares and rates are differences and stay with their gate."""
-    differences = (Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE)
-    return result.metric not in differences and "tail" not in result.gate
-
-
-def _effect(record: LeverRecord, result: GateResult) -> Effect:
-    predicted = next((e.ratio for e in record.expected if e.metric is result.metric), None)
-    return Effect(
-        lever=record.name,
-        metric=result.metric.value,
-        cut=result.cut,
-        ratio=result.value,
-        low=result.interval.low if result.interval else None,
-        high=result.interval.high if result.interval else None,
-        n_baseline=result.n_baseline,
-        n_candidate=result.n_candidate,
-        n_units=result.n_units,
-        predicted_ratio=predicted if result.question is Question.GAIN else None,
-    )
