@@ -198,6 +198,7 @@ class Fleet:
             input_tokens=request.arrival.input_tokens,
             output_tokens=request.arrival.output_tokens,
             hashes=request.arrival.hashes,
+            after=request.arrival.after,
             label=request.arrival.label,
         )
         request.dispatched_s = now_s
@@ -287,6 +288,8 @@ class Fleet:
 
     def _end(self, request: Flight, outcome: Outcome, now_s: float) -> None:
         del self._in_flight[request.row]
+        for told in self.on_end:
+            told(now_s, request, outcome)
         job = request.job
         if self.hand_overs is not None:
             self.hand_overs.abandon(now_s, request)

@@ -87,12 +87,13 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica becomes once it is drained: after `take_s` of this role and specification."""
+    """What a replica becomes once it is drained: after `take_s` of this role, specification and pace of steps."""
 
     role: Role
     spec: ReplicaSpec
     take_s: float
     keeps_cache: bool
+    slow: float = 1.0
 
 
 class Gateway:

@@ -157,6 +157,7 @@ class Roster:
         one = self.replicas[replica]
         if isinstance(one, Replica):
             one.become(change.spec)
+        one.slow = change.slow
         if not change.keeps_cache:
             one.kill(now_s, "it restarted")
             for gateway in self._gateways:

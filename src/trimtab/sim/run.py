@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 
 from trimtab.core.decision import RoutingPolicy
+from trimtab.core.lever import LeverRecord
+from trimtab.core.types import Role
 from trimtab.policies.routing import build_policies
 from trimtab.sim.arrivals import (
     Arrival,
@@ -19,13 +21,24 @@ from trimtab.sim.arrivals import (
     sessions,
     stretch,
 )
+from trimtab.sim.events import Events, OnEvent
+from trimtab.sim.figures import (
+    RoleFigures,
+    SpeculationFigures,
+    TransferFigures,
+    depth_now,
+    role_figures,
+    speculation_figures,
+    transfer_figures,
+)
 from trimtab.sim.fleet import Fleet
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.records import Outcome, Records, Summary, summarise
+from trimtab.sim.rollout import RolloutCourse, SimRollout
 from trimtab.sim.scenario import ScenarioError
 from trimtab.sim.sections import FaultSection, Scenario
-from trimtab.sim.specs import fleet_spec, objective_of, routing_cost
+from trimtab.sim.specs import fleet_spec, objective_of, rollout_spec, routing_cost
 from trimtab.sim.streams import Streams
 
 SLICES: Final = 60
@@ -42,7 +55,10 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price."""
+    """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price.
+
+    `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section.
+    """
 
     scenario: str
     policy: str
@@ -55,6 +71,10 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     replica_hours: float
     cost: float | None
+    transfers: TransferFigures | None = None
+    roles: RoleFigures | None = None
+    speculation: SpeculationFigures | None = None
+    rollout: RolloutCourse | None = None
 
 
 def policies_of(scenario: Scenario) -> dict[str, RoutingPolicy]:
@@ -123,12 +143,15 @@ def simulate(
     trace: Sequence[Arrival] | None = None,
     seed: int | None = None,
     policies: Mapping[str, RoutingPolicy] | None = None,
+    record: LeverRecord | None = None,
+    on_event: OnEvent | None = None,
     on_progress: Callable[[float, int], None] = lambda *_: None,
 ) -> SimResult:
     """Simulate a scenario under a policy. The same arguments give the same result.
 
-    `policies`: others to choose from by name instead of the scenario's. `on_progress(virtual seconds, requests)` is
-    told SLICES times. Raises `ScenarioError`.
+    `policies`: others to choose from by name instead of the scenario's. `record`: what the scenario's [rollout] proves,
+    of the file that it names. `on_event` hears the rollout's ledger, `on_progress(virtual seconds, requests)` is told
+    SLICES times. Raises `ScenarioError`, and `LeverRecordError` for a record that leaves something unsaid.
     """
     known = policies if policies is not None else policies_of(scenario)
     if policy not in known:
@@ -136,9 +159,28 @@ def simulate(
     streams = Streams(scenario.seed if seed is None else seed)
     fleet = Fleet(fleet_spec(scenario, policy), known, streams, kernel=Kernel())
     _plan_faults(scenario, fleet, streams)
+    rollout = _plan_rollout(scenario, fleet, known, record, on_event)
     watch = _Watch(scenario, fleet, on_progress)
     fleet.run(workload_of(scenario, trace, streams), until_s=scenario.workload.duration_s)
-    return _result(scenario, policy, streams.seed, fleet, watch)
+    result = _result(scenario, policy, streams.seed, fleet, watch)
+    if rollout is None:
+        return result
+    return msgspec.structs.replace(result, rollout=rollout.course())
+
+
+def _plan_rollout(
+    scenario: Scenario,
+    fleet: Fleet,
+    policies: Mapping[str, RoutingPolicy],
+    record: LeverRecord | None,
+    on_event: OnEvent | None,
+) -> SimRollout | None:
+    spec = rollout_spec(scenario, record)
+    if spec is None:
+        return None
+    if spec.policy is not None and spec.policy not in policies:
+        raise ScenarioError(f"no policy {spec.policy!r} is known - at `$.rollout.policy`")
+    return SimRollout(fleet, spec, Events() if on_event is None else Events(on_event))
 
 
 def _plan_faults(scenario: Scenario, fleet: Fleet, streams: Streams) -> None:
@@ -178,6 +220,8 @@ class _Watch:
     ) -> None:
         self.slice_s = scenario.workload.duration_s / SLICES
         self.ready: list[int] = []
+        self.roles: list[dict[Role, int]] = []
+        self.depths: list[float] = []
         self._fleet = fleet
         self._on_progress = on_progress
         for at in range(SLICES):
@@ -185,6 +229,10 @@ class _Watch:
 
     def _look(self, now_s: float, fleet: Fleet) -> None:
         self.ready.append(fleet.roster.ready_count)
+        self.roles.append(fleet.roster.count_roles())
+        depth = depth_now(fleet)
+        if depth is not None:
+            self.depths.append(depth)
         self._on_progress(now_s, len(fleet.records))
 
 
@@ -211,6 +259,9 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         events=fleet.kernel.events,
         replica_hours=hours,
         cost=hours * price if price else None,
+        transfers=transfer_figures(fleet),
+        roles=role_figures(fleet, watch.roles, hours),
+        speculation=speculation_figures(fleet, watch.depths),
     )
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from trimtab.core.cost import CostModel
+from trimtab.core.lever import LeverRecord
 from trimtab.core.step_cost import StepCost
 from trimtab.policies.local_prefill import PrefillPlace, PrefillRules
 from trimtab.policies.prefill_pool import LinkRate
@@ -11,8 +12,10 @@ from trimtab.policies.speculation_depth import DepthRules
 from trimtab.sim.drafts import DraftSpec
 from trimtab.sim.fleet_parts import FleetSpec, RoleControlSpec, RolesSpec
 from trimtab.sim.jobs import HostSpec, ReplicaSpec
+from trimtab.sim.lever_records import record_of
 from trimtab.sim.links import LinkSpec
 from trimtab.sim.records import Objective
+from trimtab.sim.rollout import Candidate, RolloutSpec
 from trimtab.sim.sections import RoleControlSection, Scenario, SpeculationSection
 
 _ALWAYS = {"conditional": None, "local": PrefillPlace.LOCAL, "remote": PrefillPlace.REMOTE}
@@ -111,6 +114,37 @@ def fleet_spec(scenario: Scenario, policy: str) -> FleetSpec:
         in_flight_max=fleet.in_flight_max,
         index_blocks=scenario.routing.index_blocks,
         roles=roles_spec(scenario),
+    )
+
+
+def rollout_spec(scenario: Scenario, record: LeverRecord | None) -> RolloutSpec | None:
+    """Return what the scenario rolls out, None if nothing. `record`: of the file that it names.
+
+    Raises `LeverRecordError` for a record that leaves something unsaid.
+    """
+    section = scenario.rollout
+    if section is None:
+        return None
+    told = section.candidate
+    candidate = None
+    if told is not None:
+        spec = replica_spec(scenario)
+        candidate = Candidate(
+            replicas=told.replicas,
+            spec=msgspec.structs.replace(
+                spec,
+                budget_tokens=told.budget_tokens or spec.budget_tokens,
+                drafts=spec.drafts if told.speculation is None else draft_spec(told.speculation),
+            ),
+            change_s=told.change_s,
+            slower=told.slower,
+        )
+    return RolloutSpec(
+        record=record_of(section) if record is None else record,
+        policy=section.policy,
+        candidate=candidate,
+        start_s=section.start_s,
+        look_s=section.look_s,
     )
 
 
