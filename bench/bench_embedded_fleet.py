@@ -1,21 +1,21 @@
 """How far the simulator is off the embedded fleet: a coding workload at three loads, fitted at one of them.
 
-    python bench/bench_embedded_fleet.py record FOLDER [--rates 0.4 0.6 0.8] [--seconds 110] [--users 16]
-    python bench/bench_embedded_fleet.py score FOLDER [--fit 0.6] [--tries 200]
+    python bench/bench_embedded_fleet.py record FOLDER [--rates 0.3 0.5 0.7] [--rounds 3] [--seconds 36] [--users 16]
+    python bench/bench_embedded_fleet.py score FOLDER [--fit 0.5] [--tries 400]
 
-`record` runs the real fleet once for each rate, gateway and clients on the same cores, and leaves for each a ledger and
-a file of recorded requests: what shares which beginning comes from the engine's own tokens, no text is kept. It times
-an idle replica before and after, and says how long replicas were ready to run and had no core: a run that others
-disturbed says nothing of the model.
+`record` runs the real fleet, gateway and clients on the same cores, and leaves for each load a file of recorded
+requests and the ledgers. What shares which beginning comes from the engine's own tokens; no text is kept. A machine
+that others use too changes its speed within minutes, so each load is run in rounds, the loads in turn, each round on a
+fresh fleet and with other sessions. Printed with each is how long replicas were ready to run and had no core.
 
-`score` is the three commands in a row: `trimtab calibrate` on the one load (each replica's requests, reuse as told),
+`score` is the commands in a row: `trimtab calibrate` on the one load (each replica's requests, reuse as told),
 `trimtab simulate` of the same arrivals at all three (routing, slots and reuse are simulated), and the table of errors.
 """
 
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ from trimtab.runtime.measure import measure_cost
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.tune_plan import TunePlan, make_workload
-from trimtab.workloads.base import Workload
+from trimtab.workloads.base import PlannedRequest, Workload
 from trimtab.workloads.recorded import Recorded, read_recorded
 
-CALIBRATE_S = 6.0
+CALIBRATE_S = 4.0
+GAP_S = 30.0
 SLOTS, CHUNK_TOKENS = 4, 256
 CALIBRATE = (
     *(
@@ -54,33 +55,37 @@ CALIBRATE = (
 )
 
 
-def config_of(folder: Path, rate_per_s: float) -> Config:
-    """Return the fleet's configuration: everything at its default but the routing."""
+def config_of(ledger: Path, policy: str) -> Config:
+    """Return the fleet's configuration: everything at its default but the routing where asked."""
     return Config(
         gateway=GatewayConfig(port=0),
-        ledger=LedgerConfig(path=str(folder / f"load-{rate_per_s:g}.sqlite")),
+        ledger=LedgerConfig(path=str(ledger)),
         engine=EngineConfig(slots=SLOTS, chunk_tokens=CHUNK_TOKENS),
-        routing=RoutingConfig(policy="prefix_affine"),
+        routing=RoutingConfig(policy=policy),
     )
 
 
-async def tokens_of(url: str, workload: Workload) -> list[list[int]]:
-    """Return each prompt's tokens as the engine makes them."""
-    made: list[list[int]] = []
+async def tokens_of(
+    url: str, workload: Workload, answers: Mapping[int, str]
+) -> list[tuple[list[int], list[int]]]:
+    """Return each prompt's tokens as the engine makes them, and those of prompt and answer together."""
+    made: list[tuple[list[int], list[int]]] = []
     async with aiohttp.ClientSession() as session:
 
-        async def ask(path: str, body: object) -> dict[str, object]:
+        async def ask(path: str, body: object) -> Any:
             async with session.post(url + path, json=body) as response:
                 response.raise_for_status()
-                return dict(await response.json())
+                return await response.json()
+
+        async def tokens(text: str) -> list[int]:
+            body = {"content": text, "add_special": True, "parse_special": True}
+            return [int(token) for token in (await ask("/tokenize", body))["tokens"]]
 
         for planned in workload.requests:
             messages = json.loads(planned.body)["messages"]
-            text = (await ask("/apply-template", {"messages": messages}))["prompt"]
-            body = {"content": text, "add_special": True, "parse_special": True}
-            found = (await ask("/tokenize", body))["tokens"]
-            assert isinstance(found, list)
-            made.append([int(token) for token in found])
+            prompt = str((await ask("/apply-template", {"messages": messages}))["prompt"])
+            whole = prompt + answers.get(planned.index, "")
+            made.append((await tokens(prompt), await tokens(whole)))
     return made
 
 
@@ -90,25 +95,29 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def recorded_of(records: Sequence[tuple[RequestRecord, Sequence[int]]]) -> list[Recorded]:
-    """Return what was served as a file keeps it: shared beginnings told by reference to an earlier request."""
+Joined = tuple[RequestRecord, tuple[list[int], list[int]]]
+
+
+def recorded_of(records: Sequence[Joined], names: str) -> list[Recorded]:
+    """Return what was served as a file keeps it, times from the first arrival; `names` begins every session's name."""
     ordered = sorted(records, key=lambda pair: pair[0].arrived_at_s)
     start_s = ordered[0][0].arrived_at_s
     sessions: dict[str, str] = {}
     made: list[Recorded] = []
-    for at, (record, tokens) in enumerate(ordered):
+    for at, (record, (prompt, _)) in enumerate(ordered):
         assert record.ttft_ms is not None
-        shares = [common(tokens, ordered[other][1]) for other in range(at)]
+        input_tokens, output_tokens = record.tokens.prompt or 0, record.tokens.output or 1
+        shares = [common(prompt, ordered[other][1][1]) for other in range(at)]
         most = max(range(at), key=shares.__getitem__, default=None)
         first_s = record.arrived_at_s + record.ttft_ms / 1000.0
         made.append(
             Recorded(
                 at_s=round(record.arrived_at_s - start_s, 5),
-                input_tokens=record.tokens.prompt or len(tokens),
-                output_tokens=record.tokens.output or 1,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
                 like=most,
-                shared_tokens=0 if most is None else shares[most],
-                session=sessions.setdefault(record.session or "", f"s{len(sessions)}"),
+                shared_tokens=0 if most is None else _possible(shares[most], made[most]),
+                session=sessions.setdefault(record.session or "", f"{names}{len(sessions)}"),
                 label=record.label or "",
                 replica=record.replica or "",
                 cached_tokens=record.tokens.delivered,
@@ -116,6 +125,32 @@ def recorded_of(records: Sequence[tuple[RequestRecord, Sequence[int]]]) -> list[
                 last_token_s=round(record.finished_at_s - start_s, 5),
             )
         )
+    return made
+
+
+def _possible(shared: int, other: Recorded) -> int:
+    """The last token of an answer is never computed, so no later prompt finds it in a slot."""
+    return min(shared, other.input_tokens + other.output_tokens - 1)
+
+
+def appended(rounds: Sequence[Sequence[Recorded]]) -> list[Recorded]:
+    """Return the rounds one after the other; none is like a request of another round, as its slots were empty."""
+    made: list[Recorded] = []
+    for recorded in rounds:
+        number = len(made)
+        after_s = max((one.last_token_s or 0.0 for one in made), default=-GAP_S) + GAP_S
+        for one in recorded:
+            assert one.first_token_s is not None
+            assert one.last_token_s is not None
+            made.append(
+                msgspec.structs.replace(
+                    one,
+                    at_s=round(one.at_s + after_s, 5),
+                    like=None if one.like is None else one.like + number,
+                    first_token_s=round(one.first_token_s + after_s, 5),
+                    last_token_s=round(one.last_token_s + after_s, 5),
+                )
+            )
     return made
 
 
@@ -129,48 +164,68 @@ def waits_s(pids: Sequence[int]) -> tuple[float, float]:
     return ran / 1e9, waited / 1e9
 
 
-async def record(folder: Path, rate_per_s: float, seconds: float, users: int) -> None:
-    """Run one load on a fresh fleet; leaves `load-RATE.sqlite` and `load-RATE.jsonl`."""
-    config = config_of(folder, rate_per_s)
-    plan = TunePlan(workload="coding", users=users)
+async def run_round(
+    folder: Path, rate_per_s: float, number: int, seconds: float, users: int, policy: str
+) -> list[Recorded]:
+    """Run one load once on a fresh fleet and return what was served."""
+    ledger = folder / f"load-{rate_per_s:g}-{number}.sqlite"
+    config = config_of(ledger, policy)
     workload = make_workload(
-        plan,
+        TunePlan(workload="coding", users=users),
         standard_library(),
         rate_per_s=rate_per_s,
-        seed=plan.seed,
+        seed=number,
         duration_s=seconds,
         context_tokens=config.engine.context_tokens,
     )
     clock = SystemClock()
-    system = System(config, clock, command="up", seed=plan.seed)
-    async with system:
+    answers: dict[int, str] = {}
+
+    def told(planned: PlannedRequest, text: str) -> None:
+        answers[planned.index] = answers.get(planned.index, "") + text
+
+    async with System(config, clock, command="up", seed=number) as system:
         ids = system.fleet.replica_ids()
-        tokens = await tokens_of(system.ready_url(ids[0]), workload)
         cost = await measure_cost(system, CALIBRATE_S)
         for replica in ids:
             await system.launcher.erase_kv(replica)
             system.router.forget(replica)
         pids = [pid for one in ids if (pid := system.launcher.pid(one))]
         before = waits_s(pids)
-        result = await run_load(system.url, workload, clock=clock)
+        result = await run_load(system.url, workload, clock=clock, on_text=told)
         ran_s, waited_s = (now - then for now, then in zip(waits_s(pids), before, strict=True))
         records = {one.request_id: one for one in system.records}
-        after = await measure_cost(system, CALIBRATE_S)
+        tokens = await tokens_of(system.ready_url(ids[0]), workload, answers)
     joined = [
         (records[row.request_id], tokens[row.index])
         for row in result.requests
         if row.request_id is not None and row.error is None
     ]
-    lines = [msgspec.json.encode(one).decode() for one in recorded_of(joined)]
-    (folder / f"load-{rate_per_s:g}.jsonl").write_text("\n".join(lines) + "\n")
     print(
-        f"{rate_per_s:g} a second: {result.summary.ok} of {result.summary.n} answered in "
-        f"{result.summary.makespan_s:.0f} s; replicas ran {ran_s:.0f} s and waited for a core "
-        f"{waited_s:.1f} s; idle prefill "
-        f"{cost.prefill_ms_per_token:.2f} then {after.prefill_ms_per_token:.2f} ms a token, step of 4 streams "
-        f"{cost.step_ms(4):.1f} then {after.step_ms(4):.1f} ms",
+        f"{rate_per_s:g} a second, round {number}: {result.summary.ok} of {result.summary.n} answered in "
+        f"{result.summary.makespan_s:.0f} s; replicas ran {ran_s:.1f} s and waited for a core {waited_s:.1f} s; "
+        f"idle: {cost.prefill_ms_per_token:.2f} ms a prompt token, step of 4 streams {cost.step_ms(4):.1f} ms",
         flush=True,
     )
+    return recorded_of(joined, f"{number}.")
+
+
+def record(folder: Path, asked: argparse.Namespace) -> None:
+    """Run rounds of all loads in turn; the file of each load is written anew after each of its rounds."""
+    for number in range(asked.first_round, asked.first_round + asked.rounds):
+        for rate in asked.rates:
+            made = run_round(folder, rate, number, asked.seconds, asked.users, asked.policy)
+            lines = [msgspec.json.encode(one).decode() for one in asyncio.run(made)]
+            (folder / f"load-{rate:g}-{number}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def gather(folder: Path, rates: Sequence[float]) -> None:
+    """Put the rounds of each load into one file."""
+    for rate in rates:
+        paths = sorted(folder.glob(f"load-{rate:g}-*.jsonl"))
+        rounds = [read_recorded(path.read_text().splitlines(), file=str(path)) for path in paths]
+        lines = [msgspec.json.encode(one).decode() for one in appended(rounds)]
+        (folder / f"load-{rate:g}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def calibrate(folder: Path, fit_on: float, tries: int) -> Path:
@@ -189,13 +244,17 @@ def calibrate(folder: Path, fit_on: float, tries: int) -> Path:
     return out
 
 
-def simulate(folder: Path, rate_per_s: float, replica: Path) -> list[tuple[str, str, float, float]]:
+def simulate(
+    folder: Path, rate_per_s: float, replica: Path, policy: str
+) -> list[tuple[str, str, float, float]]:
     """Simulate one load by `trimtab simulate`; returns (metric, statistic, measured, simulated)."""
     trace = folder / f"load-{rate_per_s:g}.jsonl"
     served = read_recorded(trace.read_text().splitlines(), file=str(trace))
     last_s = served[-1].at_s
     # The longer run lets every request end; the shorter one ends with the arrivals, for the throughput.
-    whole, cut = (_summary(folder, replica, trace, last_s + more) for more in (300.0, 0.001))
+    whole, cut = (
+        _summary(folder, replica, trace, (policy, last_s + more)) for more in (300.0, 0.001)
+    )
     done = sum(one.output_tokens for one in served if (one.last_token_s or 0.0) <= last_s)
     rows = [("output_tokens_per_s", "", done / last_s, float(cut["output_tokens_per_s"]))]
     for metric, values in _times(served).items():
@@ -219,9 +278,10 @@ def _times(served: Sequence[Recorded]) -> dict[str, list[float]]:
     return found
 
 
-def _summary(folder: Path, replica: Path, trace: Path, duration_s: float) -> dict[str, Any]:
+def _summary(folder: Path, replica: Path, trace: Path, asked: tuple[str, float]) -> dict[str, Any]:
+    policy, duration_s = asked
     scenario = folder / "scenario.toml"
-    rest = f"[fleet]\nreplicas = 2\n[workload]\nduration_s = {duration_s}\n"
+    rest = f'[fleet]\nreplicas = 2\n[routing]\npolicy = "{policy}"\n[workload]\nduration_s = {duration_s}\n'
     scenario.write_text(f'name = "embedded fleet"\n{replica.read_text()}\n{rest}')
     words = ["simulate", scenario, "--trace", trace, "--format", "recorded", "--json"]
     found: dict[str, Any] = json.loads(_told(words))["runs"][0]["summary"]
@@ -235,32 +295,38 @@ def _told(words: Sequence[object]) -> str:
     return ended.stdout
 
 
-def score(folder: Path, rates: Sequence[float], fit_on: float, tries: int) -> None:
+def score(folder: Path, asked: argparse.Namespace) -> None:
     """Print how far the simulator is off at each load."""
-    replica = calibrate(folder, fit_on, tries)
-    for rate in rates:
-        print(f"{rate:g} a second{' (fitted)' if rate == fit_on else ''}")
-        for metric, statistic, real, made in simulate(folder, rate, replica):
+    replica = calibrate(folder, asked.fit, asked.tries)
+    for rate in asked.rates:
+        print(f"{rate:g} a second{' (fitted)' if rate == asked.fit else ''}")
+        for metric, statistic, real, made in simulate(folder, rate, replica, asked.policy):
             print(f"  {metric:20} {statistic:5} {real:9.1f} {made:9.1f} {made / real - 1.0:+7.1%}")
 
 
 def main() -> None:
     """Do the step that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("step", choices=["record", "score"])
+    parser.add_argument("step", choices=["record", "gather", "score"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.4, 0.6, 0.8])
-    parser.add_argument("--seconds", type=float, default=110.0)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.5, 0.7])
+    parser.add_argument("--policy", default="round_robin")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first-round", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=36.0)
     parser.add_argument("--users", type=int, default=16)
-    parser.add_argument("--fit", type=float, default=0.6)
+    parser.add_argument("--fit", type=float, default=0.5)
     parser.add_argument("--tries", type=int, default=400)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.step == "score":
-        score(asked.folder, asked.rates, asked.fit, asked.tries)
-        return
-    for rate in asked.rates:
-        asyncio.run(record(asked.folder, rate, asked.seconds, asked.users))
+    match asked.step:
+        case "record":
+            record(asked.folder, asked)
+            gather(asked.folder, asked.rates)
+        case "gather":
+            gather(asked.folder, asked.rates)
+        case _:
+            score(asked.folder, asked)
 
 
 if __name__ == "__main__":

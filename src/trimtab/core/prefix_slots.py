@@ -58,6 +58,11 @@ class SlotCache:
         self._put(place, Chain(blocks, key, tick))
         return place, reused
 
+    def extend(self, place: int, blocks: Blocks) -> None:
+        """Put what was generated behind the chain of a slot."""
+        self.size += len(blocks)
+        self.slots[place].blocks += blocks
+
     def release(self, blocks: Blocks, key: int, tick: int) -> None:
         mine = [slot for slot in self.slots if slot.busy and slot.key == key]
         if mine:

@@ -5,8 +5,9 @@ slot, so that a prompt is prefilled in chunks while others decode. A request tak
 says, keeps what of its chain it has in common and overwrites the rest; with all slots busy it waits, first come first
 served. A step's time is `core.step_cost` times the pace of the host whose cores the replicas share.
 
-What a slot generated is not found again by later prompts, and a chain is compared by whole blocks, so that reuse errs
-on the low side. KV never fills: a slot has room for a whole context, and what is longer is refused.
+A slot keeps what it generated (`Job.after`, where told) behind its prompt. A chain is compared by whole blocks, so
+that reuse errs on the low side by less than one. KV never fills: a slot has room for a whole context, and what is
+longer is refused.
 
 Source: `update_slots` and `get_available_slot` of llama.cpp's server.
 """
@@ -209,6 +210,8 @@ class SlotReplica:
             self._finish(now_s, job)
 
     def _finish(self, now_s: float, job: Job) -> None:
+        if job.after:
+            self._cache.extend(self._slots.index(job), tuple(job.after))
         self._leave(job)
         job.finished_s = now_s
         self._listener.ended(now_s, job)

@@ -1,8 +1,9 @@
 """Requests as a fleet served them, one a line of JSON: when, how long, which prompts share a beginning, which times.
 
 No text and no hash is in such a file. What a prompt shares is told by reference: `like` is the number of an earlier
-request, counted from 0, and `shared_tokens` the tokens that both begin with. The reference that shares most is enough:
-by it every prompt is a path in one tree, and two prompts share as many tokens as their paths do.
+request, counted from 0, and `shared_tokens` the tokens that this prompt begins with as that request's prompt and answer
+do. The reference that shares most is enough: by it every request is a path in one tree, and two share as many tokens as
+their paths do.
 
 Fields: at_s (seconds from any origin, in order), input_tokens, output_tokens, like, shared_tokens, session, label,
 replica, cached_tokens (prompt tokens that were reused), first_token_s, last_token_s. The times are of the origin of
@@ -59,9 +60,10 @@ def _problem(one: Recorded, before: list[Recorded]) -> str | None:
         return f"at_s: {one.at_s:g} comes after {before[-1].at_s:g}; sort the lines by time"
     if one.like is not None and one.like >= len(before):
         return f"like: {one.like} is no earlier request; they are counted from 0"
-    most = 0 if one.like is None else min(one.input_tokens, before[one.like].input_tokens)
+    other = None if one.like is None else before[one.like]
+    most = 0 if other is None else min(one.input_tokens, other.input_tokens + other.output_tokens)
     if one.shared_tokens > most:
-        return f"shared_tokens: {one.shared_tokens} is more than the {most} that both prompts have"
+        return f"shared_tokens: {one.shared_tokens} is more than the {most} that both have"
     if (one.cached_tokens or 0) > one.input_tokens:
         return f"cached_tokens: {one.cached_tokens} is more than input_tokens {one.input_tokens}"
     if one.first_token_s is not None and one.first_token_s < one.at_s:
@@ -76,7 +78,10 @@ def recorded_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     made: list[TraceRecord] = []
     fresh = 0
     for number, one in enumerate(read_recorded(lines, file=file)):
-        shared = () if one.like is None else _head(made[one.like].runs, one.shared_tokens)
+        shared: tuple[tuple[int, int], ...] = ()
+        if one.like is not None:
+            other = made[one.like]
+            shared = _head((*other.runs, *other.answer_runs), one.shared_tokens)
         own = one.input_tokens - one.shared_tokens
         made.append(
             TraceRecord(
@@ -88,9 +93,10 @@ def recorded_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
                 scope="",
                 runs=(*shared, (fresh, own)) if own else shared,
                 label=one.label,
+                answer_runs=((fresh + own, one.output_tokens),),
             )
         )
-        fresh += own
+        fresh += own + one.output_tokens
     return made
 
 
