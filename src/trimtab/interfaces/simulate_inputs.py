@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from trimtab.core.lever import LeverRecord, LeverRecordError, check_record
 from trimtab.interfaces.trace_inputs import read_arrivals
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import check_policy
@@ -85,3 +86,14 @@ def read_trace(
         seed=scenario.seed,
         gap_s=scenario.workload.gap_s,
     )
+
+
+def read_record(scenario: Scenario, folder: Path) -> LeverRecord | None:
+    """Read the lever record that the scenario's rollout names, None if it names none; raises `ScenarioError`."""
+    if scenario.rollout is None or scenario.rollout.record is None:
+        return None
+    path = folder / scenario.rollout.record
+    try:
+        return check_record(msgspec.json.decode(_text(path), type=LeverRecord))
+    except (msgspec.DecodeError, LeverRecordError) as error:
+        raise ScenarioError(f"{path}: {error} - at `$.rollout.record`") from error
