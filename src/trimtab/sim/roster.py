@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from trimtab.core.columns import Floats
 from trimtab.core.types import ReplicaState, Role
 from trimtab.sim.fleet_parts import Change, FleetSpec, Gateway
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
@@ -43,6 +44,8 @@ class Roster:
         self.numbers: dict[str, int] = {}
         self.role_changes: list[RoleChange] = []
         self.changing: dict[str, Change] = {}
+        self.readings = 0
+        """Readings on their way to gateways."""
         self.awaits: Callable[[str], bool] = lambda _: False
         self._kernel = kernel
         self._gateways = gateways
@@ -234,12 +237,16 @@ class Roster:
         # Ids are in the order in which replicas were added.
         shares = np.array([replica.used_share for replica in self.replicas.values()])
         if self.spec.probe_late_s > 0.0:
-            self._kernel.at(now_s + self.spec.probe_late_s, self._read, (now_s, shares))
+            self.readings += 1
+            self._kernel.at(now_s + self.spec.probe_late_s, self._arrived, (now_s, shares))
         else:
-            self._read(now_s, (now_s, shares))
+            self._read(now_s, shares)
 
-    def _read(self, _: float, what: tuple[float, Any]) -> None:
-        read_s, shares = what
+    def _arrived(self, _: float, what: tuple[float, Any]) -> None:
+        self.readings -= 1
+        self._read(*what)
+
+    def _read(self, read_s: float, shares: Floats) -> None:
         for gateway in self._gateways:
             if shares.size == len(self.replicas):
                 gateway.load.seen_all(shares, now_s=read_s)

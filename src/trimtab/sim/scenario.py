@@ -4,11 +4,10 @@ A key that is not known, a value out of its range and a combination that cannot 
 field. Nothing here reads files: whoever does hands over the text.
 """
 
-import copy
 import re
 import tomllib
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -85,45 +84,26 @@ def _parsed(text: str, kind: type[T], source: str) -> T:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ScenarioError(_located(str(error), tree, kind, text, source)) from error
+        raise ScenarioError(_located(str(error), text, source)) from error
 
 
-def _located(message: str, tree: dict[str, Any], kind: type[T], text: str, source: str) -> str:
-    """Put the line of the key into msgspec's message, which knows only its path, and of lists not even the place."""
+def _located(message: str, text: str, source: str) -> str:
+    """Put the line of the key into msgspec's message, which knows only its path."""
     path = re.search(r"`\$\.?([^`]*)`", message)
     unknown = re.search(r"unknown field `([^`]+)`", message)
-    told = path[1] if path else ""
-    if "[...]" in told:
-        number = _number_of(tree, told.partition("[...]")[0], kind, message)
-        told = told.replace("[...]", f"[{number}]", 1)
-        message = message.replace("[...]", f"[{number}]", 1)
-    told = told.removesuffix("[...]")
     missing = re.search(r"missing required field `([^`]+)`", message)
-    key = unknown[1] if unknown else "" if missing else told.rpartition(".")[2]
+    told = path[1] if path else ""
+    # A list of values is one key: which of them it is stays in the message.
+    key = (
+        unknown[1]
+        if unknown
+        else ""
+        if missing
+        else re.sub(r"\[\d+\]$", "", told).rpartition(".")[2]
+    )
     section = told if unknown or missing else told.rpartition(".")[0]
     line = line_of(text, section, key)
     return f"{source}, line {line}: {message}" if line else f"{source}: {message}"
-
-
-def _number_of(tree: dict[str, Any], path: str, kind: type[T], message: str) -> int:
-    """Return which entry of the list at a path msgspec's message is about: the one that fails alone."""
-    *sections, last = path.split(".")
-    for number in range(len(_at(tree, sections)[last])):
-        alone = copy.deepcopy(tree)
-        holder = _at(alone, sections)
-        holder[last] = [holder[last][number]]
-        try:
-            msgspec.convert(alone, kind)
-        except msgspec.ValidationError as error:
-            if str(error) == message:
-                return number
-    return 0
-
-
-def _at(tree: dict[str, Any], sections: list[str]) -> dict[str, Any]:
-    for name in sections:
-        tree = tree[name]
-    return tree
 
 
 def line_of(text: str, section: str, key: str) -> int | None:
@@ -151,7 +131,7 @@ def line_of(text: str, section: str, key: str) -> int | None:
 def check(scenario: Scenario, text: str, source: str) -> None:
     """Raise `ScenarioError` for a combination that cannot be; `text` is where its lines are looked up."""
     for section, key, problem in _problems(scenario):
-        line = line_of(text, section, key)
+        line = line_of(text, section, key) or line_of(text, section, "")
         where = f"{source}, line {line}" if line else source
         path = f"{section}.{key}".strip(".")
         raise ScenarioError(f"{where}: {problem} - at `$.{path}`")
