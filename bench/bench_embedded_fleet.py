@@ -281,7 +281,8 @@ def _times(served: Sequence[Recorded]) -> dict[str, list[float]]:
 def _summary(folder: Path, replica: Path, trace: Path, asked: tuple[str, float]) -> dict[str, Any]:
     policy, duration_s = asked
     scenario = folder / "scenario.toml"
-    rest = f'[fleet]\nreplicas = 2\n[routing]\npolicy = "{policy}"\n[workload]\nduration_s = {duration_s}\n'
+    workload = f"[workload]\nturns_wait = true\nduration_s = {duration_s}\n"
+    rest = f'[fleet]\nreplicas = 2\n[routing]\npolicy = "{policy}"\n{workload}'
     scenario.write_text(f'name = "embedded fleet"\n{replica.read_text()}\n{rest}')
     words = ["simulate", scenario, "--trace", trace, "--format", "recorded", "--json"]
     found: dict[str, Any] = json.loads(_told(words))["runs"][0]["summary"]

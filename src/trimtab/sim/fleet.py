@@ -32,6 +32,7 @@ from trimtab.sim.replica import Replica
 from trimtab.sim.role_control import RoleControl
 from trimtab.sim.roster import Roster
 from trimtab.sim.streams import Streams
+from trimtab.sim.turns import Turns
 
 RANK_FAULT: Final = -1
 """Faults come before everything else of their moment."""
@@ -54,6 +55,7 @@ class Fleet:
         self.gateways = [Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)]
         self._in_flight: dict[int, Flight] = {}
         self._arrivals: Iterator[Arrival] = iter(())
+        self._turns = Turns() if spec.turns_wait else None
         listener = Listener(
             first_token=self._first_token, ended=self._ended, has_room=self._has_room
         )
@@ -108,7 +110,8 @@ class Fleet:
         self.roster.probe(now_s)
         if self.role_control is not None:
             self._control_roles(now_s, self.role_control)
-        if self._in_flight or self.kernel.pending:
+        # Readings alone are no reason to go on.
+        if self._in_flight or self.kernel.pending > self.roster.readings:
             self.kernel.at(now_s + self.spec.probe_s, self._probe)
 
     def _control_roles(self, now_s: float, control: RoleControl) -> None:
@@ -146,6 +149,11 @@ class Fleet:
             self.kernel.at(max(self.kernel.now_s, arrival.at_s), self._arrive, arrival)
 
     def _arrive(self, now_s: float, arrival: Arrival) -> None:
+        if self._turns is None or self._turns.may_go(arrival):
+            self._begin(now_s, arrival)
+        self._arrive_next()
+
+    def _begin(self, now_s: float, arrival: Arrival) -> None:
         row = self.records.arrived(now_s, arrival.input_tokens, arrival.output_tokens)
         gateway = self.gateways[row % len(self.gateways)]
         request = Flight(row=row, arrival=arrival, gateway=gateway)
@@ -153,7 +161,6 @@ class Fleet:
         if self.spec.timeout_s is not None:
             self.kernel.at(now_s + self.spec.timeout_s, self._timed_out, row)
         self._route(now_s, request)
-        self._arrive_next()
 
     def _route(self, now_s: float, request: Flight) -> None:
         arrival = request.arrival
@@ -290,6 +297,10 @@ class Fleet:
         del self._in_flight[request.row]
         for told in self.on_end:
             told(now_s, request, outcome)
+        if self._turns is not None:
+            following = self._turns.ended(now_s, request.arrival.session)
+            if following is not None:
+                self.kernel.at(now_s, self._begin, following)
         job = request.job
         if self.hand_overs is not None:
             self.hand_overs.abandon(now_s, request)

@@ -67,7 +67,8 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
     `start_s`: from the order to the first request that a new replica may take. `drain_s`: after which a draining
     replica stops whatever it has; None: it finishes all. `probe_s`: between two probes; `probe_late_s`: until a
     gateway knows what one read. `in_flight_max`: requests of all gateways on one replica from which on it takes no
-    more; None: no limit. `index_blocks`: blocks that each gateway's prefix index may hold.
+    more; None: no limit. `index_blocks`: blocks that each gateway's prefix index may hold. `turns_wait`: a session's
+    next request waits for the end of the one before.
     """
 
     replica: ReplicaSpec
@@ -82,6 +83,7 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     in_flight_max: int | None = None
     index_blocks: int = 1_000_000
+    turns_wait: bool = False
     tries_max: int = 2
     roles: RolesSpec | None = None
 

@@ -139,6 +139,8 @@ class WorkloadSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = "mooncake"
     gap_s: Annotated[float, Meta(ge=0, description="Seconds between two traces.")] = 0.0
+    turns_wait: bool = False
+    """A session's next request waits for the end of the one before it, however late that is."""
     copies: Annotated[
         float,
         Meta(

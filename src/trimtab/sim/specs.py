@@ -113,6 +113,7 @@ def fleet_spec(scenario: Scenario, policy: str) -> FleetSpec:
         timeout_s=fleet.timeout_s,
         in_flight_max=fleet.in_flight_max,
         index_blocks=scenario.routing.index_blocks,
+        turns_wait=scenario.workload.turns_wait,
         roles=roles_spec(scenario),
     )
 
