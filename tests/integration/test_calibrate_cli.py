@@ -86,24 +86,57 @@ def test_several_measurements_are_fitted_each_on_its_own(measured: Path) -> None
     assert run(measured, measured, *ENGINE, "--out", measured.with_name("o.toml")).exit_code == 2
 
 
-def test_ledger_is_a_measurement_of_the_replica_that_served_most(tmp_path: Path) -> None:
-    """Times are the gateway's; a prompt counts with what was computed of it."""
+def test_ledger_is_a_measurement_of_all_its_replicas(tmp_path: Path) -> None:
+    """Times are the gateway's; each request keeps its replica and what was reused of its prompt."""
     path, day = tmp_path / "ledger.sqlite", recorded_day(30)
     sink = SqliteLedger(path, clock=SteppingClock())
     for event in day:
         sink.append(event, cause_id=None)
     sink.close()
     served = [event.record for event in day if isinstance(event, RequestServed)]
-    names = [record.replica for record in served]
-    most = max(("r0", "r1"), key=names.count)
-    mine = [record for record in served if record.replica == most]
     found = read_measurement(path)
-    assert len(found) == len(mine)
+    assert [one.replica for one in found] == [record.replica for record in served]
     assert found[0].at_s == 0.0
-    assert {one.input_tokens for one in found} == {400 - 288}
-    assert [one.ttft_ms for one in found] == pytest.approx([record.ttft_ms for record in mine])
+    assert {(one.input_tokens, one.cached_tokens) for one in found} == {(400, 288)}
+    assert {one.computed_tokens for one in found} == {400 - 288}
+    assert [one.ttft_ms for one in found] == pytest.approx([record.ttft_ms for record in served])
     told = run(path, "--kv-tokens", 100_000)
     assert told.exit_code == 0, told.output
+    assert "2 replicas" in told.stdout
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "embedded_fleet" / "load-0.6.jsonl"
+SLOTS = ("--engine", "slots", "--streams", 4, "--kv-tokens", 8192, "--budget-tokens", 256)
+
+
+def test_recorded_requests_of_slots_become_a_replica_that_shares_its_host(tmp_path: Path) -> None:
+    """The kind of engine, the host and what replicas take from each other are in the file; it can be simulated."""
+    out = tmp_path / "replica.toml"
+    told = run(RECORDED, *SLOTS, "--host", 2, 1, 2, "--fit-share", 1, "--out", out)
+    assert told.exit_code == 0, told.output
+    text = " ".join(told.stdout.split())
+    assert "none left to score; 2 replicas" in text
+    assert "each other replica at work on the host adds" in text
+    rest = 'name = "x"\n' + out.read_text() + "[fleet]\nreplicas = 2\n[workload]\n"
+    scenario = parse_scenario(rest, source="x.toml")
+    assert (scenario.replica.engine, scenario.replica.similarity) == ("slots", 0.5)
+    assert scenario.replica.host is not None
+    assert (scenario.replica.host.cores, scenario.replica.host.replicas) == (2, 2)
+
+
+def test_host_is_refused_for_paged_replicas(measured: Path) -> None:
+    """Their cores are not modelled."""
+    ended = run(measured, *ENGINE, "--host", 2, 1, 2)
+    assert (ended.exit_code, "--host is for --engine slots" in ended.output) == (2, True)
+
+
+def test_recorded_requests_without_times_are_no_measurement(tmp_path: Path) -> None:
+    """The line and the field are named."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at_s": 0, "input_tokens": 9, "output_tokens": 2}\n')
+    ended = run(path, *SLOTS)
+    assert ended.exit_code == 1
+    assert "line 1, first_token_s" in " ".join(ended.output.split())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from trimtab.core.step_cost import StepCost
 from trimtab.policies.routing import build_policies
 from trimtab.sim.arrivals import Arrival, Sessions, from_records, overlay, sessions, stretch
-from trimtab.sim.fleet import Fleet, FleetSpec
+from trimtab.sim.fleet import Fleet
+from trimtab.sim.fleet_parts import FleetSpec
 from trimtab.sim.jobs import ReplicaSpec
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.records import Objective, Outcome, summarise
@@ -70,14 +71,14 @@ def test_every_request_ends_in_one_way(
     fleet = fleet_of(policy, replicas, gateways=gateways, in_flight_max=limit, timeout_s=15.0)
     for at_s, number, again in kills:
         name = f"r{number % replicas:05d}"
-        fleet.at(at_s, lambda now_s, of, n=name, a=again: of.kill_replica(now_s, n, restart=a))
+        fleet.at(at_s, lambda now_s, of, n=name, a=again: of.roster.kill(now_s, n, restart=a))
     fleet.run(made(seed, rate), until_s=until)
     counts = {outcome: fleet.records.count(outcome) for outcome in Outcome}
     assert sum(counts.values()) == len(fleet.records)
     assert counts[Outcome.IN_FLIGHT] == fleet.in_flight
     fleet.kernel.run()
     assert fleet.in_flight == 0
-    for replica in fleet.replicas.values():
+    for replica in fleet.roster.replicas.values():
         assert replica.in_flight == 0
         assert replica.pool.available == replica.pool.blocks
 

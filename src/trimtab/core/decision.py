@@ -40,6 +40,11 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
         """Requests admitted and not finished."""
         return self.running + self.waiting
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether whole requests may be sent there: it is ready, and not one that prefills for others only."""
+        return self.state is ReplicaState.READY and self.role is not Role.PREFILL
+
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fleet at one moment. `sequence` counts decisions, so that round robin is a pure function."""
@@ -79,7 +84,7 @@ def columns_for(ids: tuple[str, ...]) -> FleetColumns:
 def set_column(columns: FleetColumns, at: int, replica: ReplicaView) -> None:
     """Write one replica into columns."""
     share = replica.kv_used_share
-    columns.ready[at] = replica.state is ReplicaState.READY
+    columns.ready[at] = replica.takes_requests
     columns.slots[at] = replica.slots
     columns.running[at] = replica.running
     columns.waiting[at] = replica.waiting

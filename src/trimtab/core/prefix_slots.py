@@ -48,6 +48,21 @@ class SlotCache:
         else:
             self._put(place, chain)
 
+    def take(self, blocks: Blocks, key: int, tick: int) -> tuple[int, int]:
+        """Give a prompt its slot and return (the slot's place, reused blocks); raises ValueError if all are busy."""
+        place = self._choose(blocks)
+        if place is None:
+            raise ValueError("all slots are busy")
+        reused = common_blocks(self.slots[place].blocks, blocks)
+        self.size += len(blocks)
+        self._put(place, Chain(blocks, key, tick))
+        return place, reused
+
+    def extend(self, place: int, blocks: Blocks) -> None:
+        """Put what was generated behind the chain of a slot."""
+        self.size += len(blocks)
+        self.slots[place].blocks += blocks
+
     def release(self, blocks: Blocks, key: int, tick: int) -> None:
         mine = [slot for slot in self.slots if slot.busy and slot.key == key]
         if mine:

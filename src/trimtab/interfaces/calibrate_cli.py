@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -10,12 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.interfaces.calibrate_inputs import read_measurement
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.sim.fit import TRIES_MAX, Fitted, Limits, fit
+from trimtab.sim.jobs import HostSpec
 from trimtab.sim.measured import Regime, regimes_of
 from trimtab.workloads.base import WorkloadError
+
+_HOST: Final = ("cores", "threads", "replicas")
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +58,32 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     help="Most running requests (vLLM: --max-num-seqs).",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["paged", "slots"]),
+    default="paged",
+    show_default=True,
+    help="paged: vLLM, SGLang; slots: llama.cpp, with as many as --streams says.",
+)
+@click.option(
+    "--similarity",
+    type=click.FloatRange(0.0, 1.0),
+    default=SLOT_SIMILARITY,
+    show_default=True,
+    help="Share of a prompt from which on a slot is taken for it (--slot-prompt-similarity).",
+)
+@click.option(
+    "--host",
+    "host_sizes",
+    type=(click.IntRange(1), click.IntRange(1), click.IntRange(1)),
+    metavar="CORES THREADS REPLICAS",
+    help="Slots: cores of a host, threads of a replica, replicas on a host that share the cores.",
+)
+@click.option(
     "--fit-share",
-    type=click.FloatRange(0.1, 0.9),
+    type=click.FloatRange(0.1, 1.0),
     default=0.5,
     show_default=True,
-    help="Part of the requests, by arrival, that is fitted; the rest is scored.",
+    help="Part of the requests, by arrival, that is fitted; the rest is scored. 1: all, to score on another run.",
 )
 @click.option(
     "--tries", type=click.IntRange(10), default=TRIES_MAX, show_default=True, help="Simulations."
@@ -75,6 +101,9 @@ def calibrate_command(
     block_tokens: int,
     budget_tokens: int,
     streams: int,
+    engine: str,
+    similarity: float,
+    host_sizes: tuple[int, int, int] | None,
     fit_share: float,
     tries: int,
     out: Path | None,
@@ -83,22 +112,29 @@ def calibrate_command(
     """Fit the simulator's engine model to MEASUREMENTS and print its error on requests that it did not see.
 
     A measurement is a ledger (.sqlite), or a .jsonl with one request a line: input_toks, output_toks, queued_ts,
-    scheduled_ts, first_token_ts, last_token_ts in seconds, as the engine saw them. What the engine was started with is
-    not fitted and must be right.
+    scheduled_ts, first_token_ts, last_token_ts in seconds, as the engine saw them; or recorded requests (at_s,
+    input_tokens, output_tokens, first_token_s, last_token_s, replica, cached_tokens). What the engine was started with
+    is not fitted and must be right.
 
     \b
-    Example:
+    Examples:
       trimtab calibrate requests.jsonl --kv-tokens 41408 --streams 256 --out replica.toml
+      trimtab calibrate out/ledger.sqlite --engine slots --streams 4 --kv-tokens 8192 --budget-tokens 256 --host 2 1 2
 
     Exit codes: 0 fitted, 1 an error in the input, 2 usage.
     """
     if out is not None and len(measurements) > 1:
         raise click.UsageError("--out takes one measurement")
+    slots = engine == "slots"
+    if host_sizes is not None and not slots:
+        raise click.UsageError("--host is for --engine slots")
     limits = Limits(
         kv_tokens=kv_tokens,
         block_tokens=block_tokens,
         budget_tokens=budget_tokens,
         streams_max=streams,
+        similarity=similarity if slots else None,
+        host=None if host_sizes is None else HostSpec(**dict(zip(_HOST, host_sizes, strict=True))),
     )
     found = [_calibrate(path, limits, fit_share, tries) for path in measurements]
     if out is not None:
@@ -134,7 +170,7 @@ def _calibrate(path: Path, limits: Limits, fit_share: float, tries: int) -> Cali
             raise WorkloadError(
                 "calibrating needs scipy: pip install 'trimtab[calibrate]'"
             ) from error
-    regimes = regimes_of(measured)
+    regimes = regimes_of(measured, streams_max=limits.streams_max)
     counts = {
         regime.value: (
             sum(1 for one in regimes[: fitted.fitted] if one is regime),
@@ -147,9 +183,11 @@ def _calibrate(path: Path, limits: Limits, fit_share: float, tries: int) -> Cali
 
 def _show(found: Calibration, console: Console) -> None:
     fitted = found.fitted
+    rest = f"scored on the other {fitted.scored:,}" if fitted.scored else "none left to score"
     console.print(
-        f"[bold]{found.source}[/bold]: fitted on the first {fitted.fitted:,} requests, scored on the other "
-        f"{fitted.scored:,}; {fitted.tries} simulations, {fitted.preemptions:,} preemptions simulated",
+        f"[bold]{found.source}[/bold]: fitted on the first {fitted.fitted:,} requests, {rest}; "
+        f"{fitted.replicas} replica{'s' if fitted.replicas > 1 else ''}, {fitted.tries} simulations, "
+        f"{fitted.preemptions:,} preemptions simulated",
         soft_wrap=True,
     )
     cost = fitted.cost
@@ -161,6 +199,12 @@ def _show(found: Calibration, console: Console) -> None:
         f"{cost.pair_ms:.3g} x pairs",
     )
     console.print(f"step = {' + '.join(terms)} ms", soft_wrap=True)
+    if found.limits.host is not None:
+        console.print(
+            f"a request starts after {cost.start_ms:.3g} ms; each other replica at work on the host adds "
+            f"{fitted.contention:.1%} to a step",
+            soft_wrap=True,
+        )
     table = Table(show_edge=False)
     for name in ("regime", "metric", "statistic", "measured", "simulated", "error", "n"):
         table.add_column(
@@ -177,7 +221,8 @@ def _show(found: Calibration, console: Console) -> None:
             f"{error.error:+.1%}",
             f"{error.samples:,}",
         )
-    console.print(table)
+    if fitted.errors:
+        console.print(table)
     console.print(f"throughput of the whole measurement: {fitted.throughput_error:+.1%}")
     unseen = [name for name, (fit_count, _) in found.regimes.items() if not fit_count]
     if unseen:
@@ -193,9 +238,14 @@ def _toml(found: Calibration) -> str:
         f"block_tokens = {limits.block_tokens}",
         f"budget_tokens = {limits.budget_tokens}",
         f"streams_max = {limits.streams_max}",
-        "",
-        "[replica.cost]",
     ]
+    if limits.similarity is not None:
+        lines += ['engine = "slots"', f"similarity = {limits.similarity}"]
+    if limits.host is not None:
+        host = msgspec.structs.replace(limits.host, contention=found.fitted.contention)
+        lines += ["", "[replica.host]"]
+        lines += [f"{name} = {getattr(host, name)}" for name in host.__struct_fields__]
+    lines += ["", "[replica.cost]"]
     for name in cost.__struct_fields__:
         value = getattr(cost, name)
         lines.append(f"{name} = {msgspec.json.encode(value).decode()}")

@@ -1,12 +1,15 @@
 """What `trimtab calibrate` reads: ledgers, and requests with the engine's own times."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from trimtab.core.events import AnyEvent, RequestServed
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.sim.measured import Measured, read_engine_times
 from trimtab.workloads.base import WorkloadError
+from trimtab.workloads.recorded import Recorded, read_recorded
 
 
 def read_measurement(path: Path) -> list[Measured]:
@@ -16,18 +19,40 @@ def read_measurement(path: Path) -> list[Measured]:
             return of_ledger((envelope.event for envelope in reader.read()), source=str(path))
     try:
         with path.open(encoding="utf-8") as lines:
+            first = lines.readline()
+            lines.seek(0)
+            if '"at_s"' in first:
+                return of_recorded(read_recorded(lines, file=str(path)), source=str(path))
             return read_engine_times(lines, file=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
 
 
-def of_ledger(events: Iterable[AnyEvent], *, source: str) -> list[Measured]:
-    """Return the requests of the replica that served most, as one replica is what is fitted.
+def of_recorded(recorded: Sequence[Recorded], *, source: str) -> list[Measured]:
+    """Return recorded requests as they were measured; raises `WorkloadError` where a line has no times."""
+    made = []
+    for number, one in enumerate(recorded, start=1):
+        if one.first_token_s is None or one.last_token_s is None:
+            raise WorkloadError(
+                f"{source}, line {number}, first_token_s: a measurement needs the times of first and last token"
+            )
+        made.append(
+            Measured(
+                at_s=one.at_s - recorded[0].at_s,
+                input_tokens=one.input_tokens,
+                output_tokens=one.output_tokens,
+                first_token_s=one.first_token_s - recorded[0].at_s,
+                last_token_s=one.last_token_s - recorded[0].at_s,
+                replica=one.replica,
+                cached_tokens=one.cached_tokens,
+            )
+        )
+    return made
 
-    Prompts count with what was computed of them: what the engine reused is left out, because the ledger does not say
-    which requests shared it. Raises `WorkloadError` without finished requests.
-    """
-    by_replica: dict[str, list[Measured]] = {}
+
+def of_ledger(events: Iterable[AnyEvent], *, source: str) -> list[Measured]:
+    """Return the requests that a fleet finished, each with the replica that served it and what was reused."""
+    found: list[Measured] = []
     for event in events:
         if not isinstance(event, RequestServed) or not event.record.ok:
             continue
@@ -39,28 +64,30 @@ def of_ledger(events: Iterable[AnyEvent], *, source: str) -> list[Measured]:
             or not tokens.output
         ):
             continue
-        computed = max(1, tokens.prompt - (tokens.delivered or 0))
-        by_replica.setdefault(record.replica, []).append(
+        queued = record.phases.queue_ms
+        found.append(
             Measured(
                 at_s=record.arrived_at_s,
-                input_tokens=computed,
+                input_tokens=tokens.prompt,
                 output_tokens=tokens.output,
+                scheduled_s=None if queued is None else record.arrived_at_s + queued / 1000.0,
                 first_token_s=record.arrived_at_s + record.ttft_ms / 1000.0,
                 last_token_s=record.finished_at_s,
+                replica=record.replica,
+                cached_tokens=tokens.delivered or 0,
             )
         )
-    if not by_replica:
+    if not found:
         raise WorkloadError(f"{source}: no finished request with its times is in it")
-    most = max(by_replica, key=lambda replica: len(by_replica[replica]))
-    found = sorted(by_replica[most], key=lambda one: one.at_s)
+    found.sort(key=lambda one: one.at_s)
     return [_from(one, found[0].at_s) for one in found]
 
 
 def _from(one: Measured, start_s: float) -> Measured:
-    return Measured(
+    return msgspec.structs.replace(
+        one,
         at_s=one.at_s - start_s,
-        input_tokens=one.input_tokens,
-        output_tokens=one.output_tokens,
+        scheduled_s=None if one.scheduled_s is None else one.scheduled_s - start_s,
         first_token_s=one.first_token_s - start_s,
         last_token_s=one.last_token_s - start_s,
     )

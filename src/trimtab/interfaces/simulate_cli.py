@@ -9,15 +9,18 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from trimtab.core.events import Envelope
+from trimtab.core.lever import LeverRecord
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.simulate_html import page
-from trimtab.interfaces.simulate_inputs import FORMATS, read_scenario, read_trace, with_policies
+from trimtab.interfaces.simulate_inputs import read_record, read_scenario, read_trace, with_policies
 from trimtab.interfaces.simulate_view import show
+from trimtab.interfaces.trace_inputs import FORMATS
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.compare import Comparison, differences_of
 from trimtab.sim.run import SimResult, policies_of, simulate
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 
 @click.command("simulate")
@@ -37,7 +40,7 @@ from trimtab.sim.scenario import Scenario
 @click.option("--gateways", type=click.IntRange(1), help="Gateways instead of the scenario's.")
 @click.option(
     "--policy",
-    help="A policy's name, or a TOML file with a [routing] section; by default the scenario's.",
+    help="A policy's name, or a TOML file of sections (routing, roles, local_prefill, speculation).",
 )
 @click.option(
     "--compare",
@@ -56,7 +59,7 @@ from trimtab.sim.scenario import Scenario
 @click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for index.html and result.json.",
+    help="Folder for index.html, result.json and the events of rollouts.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--policies", "list_policies", is_flag=True, help="List the policies and stop.")
@@ -84,6 +87,8 @@ def simulate_command(
     Examples:
       trimtab simulate examples/sessions.toml
       trimtab simulate examples/sessions.toml --compare round_robin --compare cache_tree --seeds 5 --report out/
+      trimtab simulate examples/roles.toml --compare examples/policies/local.toml --report out/
+      trimtab simulate examples/rollout.toml --report out/
       trimtab simulate examples/mooncake.toml --trace conversation.jsonl --replicas 100
 
     Exit codes: 0 simulated, 1 an error in the input, 2 usage.
@@ -96,8 +101,11 @@ def simulate_command(
     names = [policy or made.routing.policy, *others]
     variants = with_policies(made, names)
     first = made.seed if seed is None else seed
-    found = _run(variants, range(first, first + seeds), arrivals)
+    proven = read_record(made, scenario.parent)
+    found, ledgers = _run(variants, range(first, first + seeds), arrivals, proven)
     if report is not None:
+        for name, lines in ledgers.items():
+            write_whole(report / f"{name}.jsonl", "".join(lines))
         write_whole(
             report / "result.json", msgspec.json.format(msgspec.json.encode(found)).decode()
         )
@@ -114,9 +122,14 @@ def _run(
     variants: Sequence[tuple[str, Scenario, str]],
     seeds: Sequence[int],
     trace: Sequence[Arrival] | None,
-) -> Comparison:
-    """Simulate every variant (label, scenario, policy) under every seed, with a bar for each."""
+    record: LeverRecord | None,
+) -> tuple[Comparison, dict[str, list[str]]]:
+    """Simulate every variant (label, scenario, policy) under every seed, with a bar for each.
+
+    Also returns the events of each rollout as lines of JSON, by the name of their file.
+    """
     runs: list[SimResult] = []
+    ledgers: dict[str, list[str]] = {}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -128,19 +141,36 @@ def _run(
             for label, scenario, policy in variants:
                 total = scenario.workload.duration_s
                 bar = bars.add_task(f"{label}, seed {seed}", total=total, requests=0)
+                lines: list[str] = []
                 run = simulate(
-                    scenario, policy, trace=trace, seed=seed, on_progress=_progress(bars, bar)
+                    scenario,
+                    policy,
+                    trace=trace,
+                    seed=seed,
+                    record=record,
+                    on_event=_writer(lines),
+                    on_progress=_progress(bars, bar),
                 )
+                if lines:
+                    ledgers[f"rollout-{label}-{seed}"] = lines
                 bars.update(bar, completed=total, requests=run.summary.arrived)
                 runs.append(msgspec.structs.replace(run, policy=label))
     labels = tuple(label for label, _, _ in variants)
-    return Comparison(
+    compared = Comparison(
         reference=labels[0],
         policies=labels,
         seeds=tuple(seeds),
         runs=tuple(runs),
         differences=tuple(differences_of(runs, labels[0])),
     )
+    return compared, ledgers
+
+
+def _writer(lines: list[str]) -> Callable[[Envelope], None]:
+    def heard(envelope: Envelope) -> None:
+        lines.append(msgspec.json.encode(envelope).decode() + "\n")
+
+    return heard
 
 
 def _progress(bars: Progress, bar: TaskID) -> Callable[[float, int], None]:

@@ -4,10 +4,12 @@ from html import escape
 from importlib import resources
 
 from trimtab.interfaces.report_tables import badge, card, figure, table
-from trimtab.interfaces.simulate_plots import COMPARED, bars, course, spread_bars
-from trimtab.interfaces.simulate_view import COLUMNS, cell, ends, interval
+from trimtab.interfaces.simulate_parts import Part, parts_of
+from trimtab.interfaces.simulate_plots import COMPARED, bars, course, role_course, spread_bars
+from trimtab.interfaces.simulate_view import COLUMNS, ends, interval
+from trimtab.interfaces.simulate_words import cell
 from trimtab.sim.compare import Comparison
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 LIMITS = (
     "The engine is a model: its step time is one formula, fitted or guessed as the source says, and every replica is "
@@ -24,13 +26,15 @@ def page(scenario: Scenario, found: Comparison) -> str:
         ("figures", "What users get", _figures(found)),
         ("policies", "Side by side", _bars(found)),
         ("time", "Over time", _course(found)),
+        ("role-timeline", "Roles over time", _roles(found)),
+        *((part.anchor, part.title, _part(part)) for part in parts_of(found)),
         ("differences", "Differences", _differences(found)),
         ("limits", "What this cannot say", card(f"<p>{escape(LIMITS)}</p>")),
     )
     shown = [part for part in parts if part[2]]
-    links = "".join(f'<a href="#{anchor}">{words}</a>' for anchor, words, _ in shown)
+    links = "".join(f'<a href="#{anchor}">{escape(words)}</a>' for anchor, words, _ in shown)
     body = "".join(
-        f'<section id="{anchor}"><h2>{words}</h2>{markup}</section>'
+        f'<section id="{anchor}"><h2>{escape(words)}</h2>{markup}</section>'
         for anchor, words, markup in shown
     )
     return (
@@ -142,6 +146,32 @@ def _course(found: Comparison) -> str:
             css="wide",
         )
     )
+
+
+def _part(part: Part) -> str:
+    note = f'<p class="soft">{escape(part.note)}</p>' if part.note else ""
+    return card(table(part.heads, part.rows) + note)
+
+
+def _roles(found: Comparison) -> str:
+    first = [run for run in found.runs if run.seed == found.seeds[0] and run.roles is not None]
+    cards = []
+    for run in first:
+        assert run.roles is not None
+        rows = [
+            (
+                f"{at * run.course.slice_s:,.0f}",
+                *(
+                    str(counts[at])
+                    for counts in (run.roles.mixed, run.roles.prefill, run.roles.decode)
+                ),
+            )
+            for at in range(len(run.roles.prefill))
+        ]
+        caption = f"Ready replicas by role, {run.policy} (first seed): prefill below, decode and mixed above."
+        behind = table(("from s", "mixed", "prefill", "decode"), rows)
+        cards.append(card(figure(role_course(run), caption, behind, css="wide")))
+    return "".join(cards)
 
 
 def _differences(found: Comparison) -> str:

@@ -1,33 +1,23 @@
 """What `trimtab simulate` reads: scenarios, traces, and policies named or in files."""
 
-import gzip
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
 
 import msgspec
 
-from trimtab.sim.arrivals import Arrival, from_records
+from trimtab.core.lever import LeverRecord, LeverRecordError, check_record
+from trimtab.interfaces.trace_inputs import read_arrivals
+from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import check_policy
 from trimtab.sim.scenario import (
-    RoutingSection,
-    Scenario,
     ScenarioError,
+    check,
     parse_routing,
     parse_scenario,
+    parse_variant,
+    varied,
 )
-from trimtab.workloads.base import WorkloadError
-from trimtab.workloads.trace_files import (
-    AZURE_BLOCK_TOKENS,
-    MOONCAKE_BLOCK_TOKENS,
-    azure_records,
-    coding_records,
-    mooncake_records,
-)
-
-FORMATS: Final = ("mooncake", "azure", "sessions")
-SESSION_GAP_S: Final = 30.0
+from trimtab.sim.sections import RoutingSection, Scenario
 
 
 def read_scenario(path: Path, *, replicas: int | None, gateways: int | None) -> Scenario:
@@ -37,7 +27,10 @@ def read_scenario(path: Path, *, replicas: int | None, gateways: int | None) -> 
     given = {name: value for name, value in changes.items() if value is not None}
     if not given:
         return scenario
-    return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, **given))
+    fleet = msgspec.structs.replace(scenario.fleet, **given)
+    made = msgspec.structs.replace(scenario, fleet=fleet)
+    check(made, _text(path), f"{path} with the options given")
+    return made
 
 
 def _text(path: Path) -> str:
@@ -48,7 +41,7 @@ def _text(path: Path) -> str:
 
 
 def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, Scenario, str]]:
-    """Return (label, scenario, policy) for each name, which may be a file with a [routing] section.
+    """Return (label, scenario, policy) for each name, or file with sections that stand in for the scenario's.
 
     Raises `ScenarioError` for a policy that is not known or named twice.
     """
@@ -56,9 +49,8 @@ def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, S
     for name in names:
         if name.endswith(".toml"):
             path = Path(name)
-            routing = parse_routing(_text(path), source=name)
-            variant = msgspec.structs.replace(scenario, routing=routing)
-            made.append((path.stem, variant, routing.policy))
+            variant = varied(scenario, parse_variant(_text(path), source=name), source=name)
+            made.append((path.stem, variant, variant.routing.policy))
         else:
             made.append((name, scenario, name))
         check_policy(made[-1][1], made[-1][2])
@@ -80,42 +72,28 @@ def read_trace(
     scenario: Scenario, folder: Path, path: Path | None, file_format: str | None
 ) -> list[Arrival] | None:
     """Read the trace that options or the scenario name; None if there is none. Raises `WorkloadError`."""
-    if path is None and scenario.workload.trace is not None:
-        path = folder / scenario.workload.trace
-    if path is None:
+    named = scenario.workload.trace
+    if path is not None:
+        paths = [path]
+    elif named is not None:
+        paths = [folder / name for name in ((named,) if isinstance(named, str) else named)]
+    else:
         return None
-    kind, block = file_format or scenario.workload.format, scenario.replica.block_tokens
+    return read_arrivals(
+        paths,
+        file_format or scenario.workload.format,
+        block_tokens=scenario.replica.block_tokens,
+        seed=scenario.seed,
+        gap_s=scenario.workload.gap_s,
+    )
+
+
+def read_record(scenario: Scenario, folder: Path) -> LeverRecord | None:
+    """Read the lever record that the scenario's rollout names, None if it names none; raises `ScenarioError`."""
+    if scenario.rollout is None or scenario.rollout.record is None:
+        return None
+    path = folder / scenario.rollout.record
     try:
-        with _opened(path) as lines:
-            return _arrivals(kind, lines, str(path), block, scenario.seed)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise WorkloadError(f"{path} cannot be read: {error}") from error
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _arrivals(
-    kind: str, lines: Iterator[str], file: str, block_tokens: int, seed: int
-) -> list[Arrival]:
-    match kind:
-        case "mooncake":
-            records = mooncake_records(lines, file=file)
-            return from_records(
-                records, trace_block_tokens=MOONCAKE_BLOCK_TOKENS, block_tokens=block_tokens
-            )
-        case "azure":
-            return from_records(
-                azure_records(lines, file=file),
-                trace_block_tokens=AZURE_BLOCK_TOKENS,
-                block_tokens=block_tokens,
-                shared=False,
-            )
-        case _:
-            records, size = coding_records(
-                lines, random.Random(seed), file=file, session_gap_s=SESSION_GAP_S
-            )
-            return from_records(records, trace_block_tokens=size, block_tokens=block_tokens)
+        return check_record(msgspec.json.decode(_text(path), type=LeverRecord))
+    except (msgspec.DecodeError, LeverRecordError) as error:
+        raise ScenarioError(f"{path}: {error} - at `$.rollout.record`") from error

@@ -109,3 +109,35 @@ def course(runs: Sequence[SimResult]) -> str:
     for value in ticks(0.0, count * first.slice_s, about=6):
         drawing.text(across(value / first.slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor="middle")
     return drawing.render()
+
+
+def role_course(run: SimResult) -> str:
+    """Draw ready replicas by role over time, prefill at the bottom; a mark for each role change."""
+    assert run.roles is not None
+    roles, slice_s = run.roles, run.course.slice_s
+    drawing = Drawing(
+        WIDE,
+        HEIGHT,
+        title="Roles over time",
+        description="Ready replicas by role in slices of time.",
+    )
+    layers = (("use after", roles.prefill), ("use base", roles.decode), ("track", roles.mixed))
+    totals = [sum(counts) for counts in zip(*(values for _, values in layers), strict=True)]
+    count, top = max(1, len(totals)), max(totals, default=1) or 1
+    up, across = linear(0.0, top * 1.05, HEIGHT - 26, 10), linear(0.0, count, 52.0, WIDE - 10)
+    for value in ticks(0.0, float(top), about=4):
+        drawing.line(52, up(value), WIDE - 10, up(value), "grid")
+        drawing.text(46, up(value) + 4, f"{value:,.0f}", anchor="end")
+    for at in range(len(totals)):
+        below = 0
+        for css, values in layers:
+            low, high = up(below), up(below + values[at])
+            drawing.rect(across(at), high, across(1) - across(0), low - high, css)
+            below += values[at]
+    for change in roles.changes:
+        x = across(change.at_s / slice_s)
+        title = f"replica {change.replica}: {change.role.value}, {change.at_s:,.0f} s"
+        drawing.circle(x, HEIGHT - 30, 2.5, "dot base", title=title)
+    for value in ticks(0.0, count * slice_s, about=6):
+        drawing.text(across(value / slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor="middle")
+    return drawing.render()

@@ -1,17 +1,16 @@
 """A simulation on the terminal: a table of what users get and the fleet does, and the paired differences."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.core.narrate_words import UNKNOWN
-from trimtab.sim.compare import Comparison, Difference, half_width
+from trimtab.interfaces.simulate_parts import Part, parts_of
+from trimtab.interfaces.simulate_words import Read, cell
+from trimtab.sim.compare import Comparison, Difference
 from trimtab.sim.run import SimResult
-from trimtab.sim.scenario import Scenario
-
-Read = Callable[[SimResult], float | None]
+from trimtab.sim.sections import Scenario
 
 COLUMNS: Final[tuple[tuple[str, str, Read], ...]] = (
     ("TTFT mean", "{:,.0f} ms", lambda run: run.summary.ttft_ms.mean),
@@ -48,8 +47,21 @@ def show(scenario: Scenario, found: Comparison, console: Console) -> None:
         totals = [sum(getattr(run.summary, name) for run in runs) for runs in by_policy]
         table.add_row(name.replace("_", " "), *(f"{total:,}" for total in totals))
     console.print(table)
+    for part in parts_of(found):
+        _show_part(part, console)
     if found.differences:
         _show_differences(found, console)
+
+
+def _show_part(part: Part, console: Console) -> None:
+    table = Table(show_edge=False, title=part.title, title_justify="left", title_style="bold")
+    for at, head in enumerate(part.heads):
+        table.add_column(head, justify="left" if at == 0 or head == "reason" else "right")
+    for row in part.rows:
+        table.add_row(*row)
+    console.print(table)
+    if part.note:
+        console.print(part.note, soft_wrap=True)
 
 
 def _show_differences(found: Comparison, console: Console) -> None:
@@ -67,16 +79,6 @@ def _show_differences(found: Comparison, console: Console) -> None:
     if same:
         told = ", ".join(f"{one.policy} {one.metric}" for one in same)
         console.print(f"  no difference shown: {told}", soft_wrap=True)
-
-
-def cell(runs: Sequence[SimResult], form: str, read: Read) -> str:
-    """Return a metric's mean over the seeds with half of its 95% interval, unknown where no run has it."""
-    known = [value for run in runs if (value := read(run)) is not None]
-    if not known:
-        return UNKNOWN
-    text = form.format(sum(known) / len(known))
-    half = half_width(known)
-    return text if half is None else f"{text} \u00b1{form.format(half).removesuffix(' ms')}"
 
 
 def ends(runs: Sequence[SimResult]) -> str:

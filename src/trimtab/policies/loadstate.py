@@ -66,6 +66,7 @@ class LoadState:
         self._views: list[ReplicaView] = []
         self._dirty: set[str] = set()
         self._ready: tuple[str, ...] | None = None
+        self._pool: tuple[str, ...] | None = None
         self._streams_begun = 0
         self._stale = False
 
@@ -93,13 +94,13 @@ class LoadState:
             speculating=speculating,
             started_at_s=started_at_s,
         )
-        if before is None or before.state is not state:
-            self._ready = None
+        if before is None or before.state is not state or before.role is not role:
+            self._ready = self._pool = None
         if before is None or self._stale:
             self._stale = True
             return
         at = self._columns.places[0][id]
-        self._columns.ready[at] = state is ReplicaState.READY
+        self._columns.ready[at] = self._replicas[id].takes_requests
         if before.slots != slots:
             self._columns.set_slots(at, slots)
         self._dirty.add(id)
@@ -111,7 +112,7 @@ class LoadState:
             if at is not None:
                 # Should it come back before the columns are laid out anew, nothing was seen of it.
                 self._columns.kv[at], self._seen_at_s[at] = np.nan, 0.0
-            self._stale, self._ready = True, None
+            self._stale, self._ready, self._pool = True, None, None
 
     def seen(self, replica: str, *, now_s: float, kv_used_share: float | None) -> None:
         """Take in a probe of a replica; unknown replicas are ignored."""
@@ -232,11 +233,31 @@ class LoadState:
         """Return the ids of the replicas that take new requests, in order."""
         if self._ready is None:
             self._ready = tuple(
-                id_
-                for id_, view in sorted(self._replicas.items())
-                if view.state is ReplicaState.READY
+                id_ for id_, view in sorted(self._replicas.items()) if view.takes_requests
             )
         return self._ready
+
+    def prefill_pool(self, most: int) -> list[tuple[str, float]]:
+        """Return the ready prefill replicas with the prompt tokens before each; of many those with the fewest."""
+        if self._pool is None:
+            self._pool = tuple(
+                id_
+                for id_, view in sorted(self._replicas.items())
+                if view.state is ReplicaState.READY and view.role is Role.PREFILL
+            )
+        found = [(id_, float(self._work_of(id_).prefill_tokens)) for id_ in self._pool]
+        if len(found) > most:
+            found = heapq.nsmallest(most, found, key=lambda one: (one[1], one[0]))
+        return found
+
+    def prefilled_elsewhere(self, request_id: str) -> None:
+        """Note that a request's prompt is not prefilled where it was admitted; unknown requests change nothing."""
+        flight = self._flights.get(request_id)
+        if flight is not None:
+            work = self._work[flight.replica]
+            work.prefill_tokens -= flight.prefill_tokens
+            flight.prefill_tokens = 0
+            self._note(flight.replica, work)
 
     def replica(self, replica: str) -> ReplicaView | None:
         """Return one replica as it is now, None if it is not there."""
@@ -275,7 +296,7 @@ class LoadState:
             work.at = -1
         for at, id_ in enumerate(columns.ids):
             replica, before = self._replicas[id_], old.place(id_)
-            columns.ready[at] = replica.state is ReplicaState.READY
+            columns.ready[at] = replica.takes_requests
             columns.slots[at] = replica.slots
             if before is not None:
                 columns.kv[at], self._seen_at_s[at] = old.kv[before], old_seen[before]

@@ -14,7 +14,14 @@ from trimtab.core.events import TrafficPlanned
 from trimtab.core.lever import LeverRecord
 from trimtab.core.ports import LaunchError, LedgerSink
 from trimtab.core.revision import Revision
-from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
+from trimtab.core.traffic import Preference, TrafficPlan
+from trimtab.rollout.plans import (
+    with_adopted,
+    with_lever_off,
+    with_share,
+    with_slice,
+    without_slice,
+)
 
 DRAIN_TIMEOUT_S = 30.0
 RESTART_ATTEMPTS = 3
@@ -108,31 +115,24 @@ class Actuator:
         cause_id: str | None,
     ) -> None:
         """Expose the first slice; its clock of blocks starts now."""
-        candidate = CandidatePlan(
-            lever=record.name,
+        plan = with_slice(
+            self.plan,
+            record,
             share=share,
             policy=policy,
             replicas=replicas,
-            comparison=record.ramp.comparison,
-            started_at_s=self._mono_s(),
-            block_s=record.ramp.block_s,
-            edge_s=record.ramp.edge_s,
-            cuts=record.cuts,
+            now_s=self._mono_s(),
         )
-        self.set_plan(msgspec.structs.replace(self.plan, candidate=candidate), cause_id=cause_id)
+        self.set_plan(plan, cause_id=cause_id)
 
     def grow_slice(self, share: float, *, cause_id: str | None) -> None:
         """Grow the slice of the lever that is being proven; its blocks keep counting."""
-        candidate = self.plan.candidate
-        if candidate is None:
-            raise RuntimeError("no lever is being proven: there is no slice to grow")
-        grown = msgspec.structs.replace(candidate, share=share)
-        self.set_plan(msgspec.structs.replace(self.plan, candidate=grown), cause_id=cause_id)
+        self.set_plan(with_share(self.plan, share), cause_id=cause_id)
 
     async def take_back(self, record: LeverRecord, *, cause_id: str | None) -> None:
         """Return all traffic to the baseline at once, then return the candidate's replicas to its revision."""
         replicas = self.candidate_replicas(record)
-        self.set_plan(msgspec.structs.replace(self.plan, candidate=None), cause_id=cause_id)
+        self.set_plan(without_slice(self.plan), cause_id=cause_id)
         await self._restart(replicas, self._baseline, cause_id)
 
     def adopt(
@@ -144,14 +144,8 @@ class Actuator:
         cause_id: str | None,
     ) -> None:
         """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts."""
-        plan = msgspec.structs.replace(self.plan, candidate=None)
-        if policy is not None:
-            plan = msgspec.structs.replace(plan, policy=policy)
-        else:
-            wanted = Preference(
-                lever=record.name, cuts=cuts, replicas=self.candidate_replicas(record)
-            )
-            plan = msgspec.structs.replace(plan, preferences=(*plan.preferences, wanted))
+        replicas = self.candidate_replicas(record)
+        plan = with_adopted(self.plan, record, policy=policy, cuts=cuts, replicas=replicas)
         self.set_plan(plan, cause_id=cause_id)
 
     def narrow(self, record: LeverRecord, cuts: tuple[Cut, ...], *, cause_id: str | None) -> None:
@@ -163,11 +157,8 @@ class Actuator:
 
     def release(self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None) -> None:
         """Take an adopted lever out of the plan: its traffic is the baseline's from the next request on."""
-        kept = tuple(
-            preference for preference in self.plan.preferences if preference.lever != record.name
-        )
-        policy = baseline_policy if record.revision is None else self.plan.policy
-        plan = msgspec.structs.replace(self.plan, policy=policy, preferences=kept)
+        routes = record.revision is None
+        plan = with_lever_off(self.plan, record, baseline_policy=baseline_policy, routes=routes)
         self.set_plan(plan, cause_id=cause_id)
 
     async def disable(

@@ -25,6 +25,7 @@ from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.effects import effects_of
 from trimtab.rollout.gates import kept_cuts
 from trimtab.rollout.look import look_at
 from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
@@ -35,8 +36,6 @@ from trimtab.runtime.proof import (
     ControlError,
     Extras,
     Proof,
-    effect_of,
-    is_ratio,
 )
 
 RECORDS_MAX = 20_000
@@ -311,9 +310,8 @@ class Controller:
             self._moved(proof.rollout.state, proof.rollout, None, reason)
 
     def _record_effects(self, proof: Proof, cause_id: str) -> None:
-        for result in proof.results:
-            if result.required and result.value is not None and is_ratio(result):
-                self._sink.append(effect_of(proof.record, result), cause_id=cause_id)
+        for effect in effects_of(proof.record, proof.results):
+            self._sink.append(effect, cause_id=cause_id)
         # What was measured is told once, also of a rollout that pauses first.
         proof.results = ()
 

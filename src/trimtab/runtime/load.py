@@ -60,18 +60,22 @@ async def run_load(
     workload: Workload,
     *,
     on_progress: Callable[[LoadProgress], None] = lambda _: None,
+    on_text: Callable[[PlannedRequest, str], None] = lambda *_: None,
     stop: asyncio.Event | None = None,
     headers: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> LoadResult:
     """Send a workload to a gateway or server and return what came of it.
 
-    `stop`, once set, ends the run: what is not sent stays unsent, what runs is waited for. Failed requests are rows
+    `stop`, once set, ends the run: what is not sent stays unsent, what runs is waited for. `on_text` is told of every
+    piece of every answer; the result keeps none. Failed requests are rows
     with an error, never exceptions.
     """
-    return await _Run(
+    run = _Run(
         url, workload, on_progress, stop or asyncio.Event(), headers or {}, clock or SystemClock()
-    ).run()
+    )
+    run.on_text = on_text
+    return await run.run()
 
 
 class _Run:
@@ -94,6 +98,7 @@ class _Run:
         self._rows: list[SentRequest] = []
         self._sent = 0
         self._errors = 0
+        self.on_text: Callable[[PlannedRequest, str], None] = lambda *_: None
 
     async def run(self) -> LoadResult:
         sessions: dict[str, list[PlannedRequest]] = {}
@@ -158,12 +163,14 @@ class _Run:
             async with client.post(
                 self._url + planned.endpoint, data=body, headers=headers
             ) as response:
-                await self._receive(response, seen)
+                await self._receive(planned, response, seen)
         except (aiohttp.ClientError, OSError, EngineFormatError) as error:
             seen.error = type(error).__name__
         return self._row(planned, seen, sent_s, self._elapsed_s())
 
-    async def _receive(self, response: aiohttp.ClientResponse, seen: _Answer) -> None:
+    async def _receive(
+        self, planned: PlannedRequest, response: aiohttp.ClientResponse, seen: _Answer
+    ) -> None:
         seen.status = response.status
         seen.replica = response.headers.get(REPLICA_HEADER)
         seen.request_id = response.headers.get(REQUEST_ID_HEADER)
@@ -172,25 +179,26 @@ class _Run:
             await response.read()
             return
         if response.content_type != "text/event-stream":
-            self._read(await response.read(), seen)
+            self._read(planned, await response.read(), seen)
             seen.done = True
             return
         async for event in _events(response):
-            self._read_event(event, seen)
+            self._read_event(planned, event, seen)
         if not seen.done and seen.error is None:
             seen.error = "stream ended before its end mark"
 
-    def _read_event(self, event: SSEEvent, seen: _Answer) -> None:
+    def _read_event(self, planned: PlannedRequest, event: SSEEvent, seen: _Answer) -> None:
         if event.data == DONE:
             seen.done = True
         elif event.data is not None:
-            self._read(event.data, seen)
+            self._read(planned, event.data, seen)
 
-    def _read(self, data: bytes, seen: _Answer) -> None:
+    def _read(self, planned: PlannedRequest, data: bytes, seen: _Answer) -> None:
         chunk = read_chunk(data)
         event = event_of_chunk(chunk, report_of_usage(chunk.usage, finish_reason=None))
         if event.text:
             seen.chunks += 1
+            self.on_text(planned, event.text)
             seen.first_s = self._elapsed_s() if seen.first_s is None else seen.first_s
         if event.error is not None:
             seen.error = "error in the stream"

@@ -4,8 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from trimtab.core.events import Effect
-from trimtab.core.gate import GateResult, Metric, Question
+from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.types import RolloutState
 from trimtab.rollout.answer import ArmExtras
@@ -48,26 +47,3 @@ class Extras(Protocol):
     def __call__(self, record: LeverRecord, replicas: tuple[str, ...]) -> ArmExtras:
         """Return the extras of the lever being proven."""
         ...
-
-
-def is_ratio(result: GateResult) -> bool:
-    """Whether a result says candidate over baseline; shares and rates are differences and stay with their gate."""
-    differences = (Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE)
-    return result.metric not in differences and "tail" not in result.gate
-
-
-def effect_of(record: LeverRecord, result: GateResult) -> Effect:
-    """Return what a gate measured of a lever beside what was predicted for all traffic."""
-    predicted = next((e.ratio for e in record.expected if e.metric is result.metric), None)
-    return Effect(
-        lever=record.name,
-        metric=result.metric.value,
-        cut=result.cut,
-        ratio=result.value,
-        low=result.interval.low if result.interval else None,
-        high=result.interval.high if result.interval else None,
-        n_baseline=result.n_baseline,
-        n_candidate=result.n_candidate,
-        n_units=result.n_units,
-        predicted_ratio=predicted if result.question is Question.GAIN else None,
-    )

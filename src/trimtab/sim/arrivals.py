@@ -29,13 +29,17 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request to come. `hashes` names its prompt's full blocks; `session` keeps turns together."""
+    """One request to come. `hashes` names its prompt's full blocks; `session` keeps turns together.
+
+    `after`: names of the further full blocks that prompt and answer make together, where later prompts can be like it.
+    """
 
     at_s: float
     session: str
     input_tokens: int
     output_tokens: int
     hashes: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
     label: str = ""
 
 
@@ -64,17 +68,22 @@ def from_records(
     ordered = sorted(records, key=lambda record: record.at_s)
     start_s = ordered[0].at_s
     namer = _Namer(trace_block_tokens, block_tokens)
-    return [
-        Arrival(
-            at_s=record.at_s - start_s,
-            session=record.session,
-            input_tokens=max(1, record.input_tokens),
-            output_tokens=max(1, record.output_tokens),
-            hashes=namer.names(record) if shared else (),
-            label=record.label,
+    made = []
+    for record in ordered:
+        names = namer.names(record) if shared else ()
+        whole = record.input_tokens // block_tokens
+        made.append(
+            Arrival(
+                at_s=record.at_s - start_s,
+                session=record.session,
+                input_tokens=max(1, record.input_tokens),
+                output_tokens=max(1, record.output_tokens),
+                hashes=names[:whole],
+                after=names[whole:],
+                label=record.label,
+            )
         )
-        for record in ordered
-    ]
+    return made
 
 
 class _Namer:
@@ -86,10 +95,12 @@ class _Namer:
         self._scopes: dict[str, int] = {}
 
     def names(self, record: TraceRecord) -> tuple[int, ...]:
-        """Return a name for each full block of the engine's size."""
+        """Return a name for each full block of the engine's size, those that only the answer fills at the end."""
         scope = self._scopes.setdefault(record.scope, mix(len(self._scopes) << 40))
-        whole = record.input_tokens // self._fine
-        ids = [first + at for first, count in record.runs for at in range(count)]
+        answer = sum(count for _, count in record.answer_runs) * self._coarse
+        whole = (record.input_tokens + answer) // self._fine
+        runs = (*record.runs, *record.answer_runs)
+        ids = [first + at for first, count in runs for at in range(count)]
         coarse, fine = self._coarse, self._fine
         if coarse % fine == 0:
             parts = coarse // fine
@@ -143,6 +154,7 @@ def _turned(arrivals: Sequence[Arrival], shift: float, span: float, copy: int) -
             input_tokens=one.input_tokens,
             output_tokens=one.output_tokens,
             hashes=tuple([name ^ salt for name in one.hashes]),
+            after=tuple([name ^ salt for name in one.after]),
             label=one.label,
         )
 

@@ -16,7 +16,7 @@ import msgspec
 from trimtab.core.stats_summary import t_quantile
 from trimtab.sim.arrivals import Arrival
 from trimtab.sim.run import SimResult, simulate
-from trimtab.sim.scenario import Scenario
+from trimtab.sim.sections import Scenario
 
 METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "ttft_ms_mean": (lambda run: run.summary.ttft_ms.mean, False),
@@ -27,6 +27,7 @@ METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "hit_share": (lambda run: run.summary.hit_share, True),
     "lost_share": (lambda run: run.summary.lost_share, False),
     "spread": (lambda run: run.summary.spread, False),
+    "goodput_per_s": (lambda run: run.summary.goodput_per_s, True),
     "output_tokens_per_s": (lambda run: run.summary.output_tokens_per_s, True),
 }
 """What is compared: how it is read off a run, and whether more is better."""

@@ -1,10 +1,11 @@
 """Fits the step cost of an engine to measured requests: simulate, compare, adjust.
 
 Law: the parameters are those that make the simulated times of the fitted requests agree with the measured ones, by the
-mean absolute logarithm of the ratio of TTFT, TPOT and end-to-end time. All requests are simulated, because the later
-ones slow the earlier ones down; only the fitted part counts. The search is Nelder and Mead's on the logarithms of the
-six parameters, each kept within a factor of `REACH` of the starting guess, so that no parameter explodes that the
-measurement does not speak of.
+mean absolute logarithm of the ratio of TTFT, TPOT and end-to-end time. All requests are simulated, on as many replicas
+as served them and each on its own, because the later ones slow the earlier ones down; only the fitted part counts. The
+search is Nelder and Mead's on the logarithms of the parameters, each kept within a factor of `REACH` of the starting
+guess, so that no parameter explodes that the measurement does not speak of. Replicas with slots have two parameters
+more: the time before a request can be scheduled, and what replicas on one host take from each other.
 
 Failure modes: a parameter that nothing in the measurement depends on stays at its guess (the reading of context where
 contexts are short); a wrong KV size or batch limit is fitted away into the costs, so both must be right.
@@ -21,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.step_cost import StepCost
-from trimtab.sim.jobs import Job, Listener, ReplicaSpec
+from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Error, Measured, Served, errors_of, regimes_of
-from trimtab.sim.replica import Replica
+from trimtab.sim.replicas import Hosts, make_replica
 
 PARAMETERS: Final = (
     "overhead_ms",
@@ -34,6 +35,10 @@ PARAMETERS: Final = (
     "context_ms",
     "pair_ms",
 )
+SHARED_PARAMETERS: Final = ("start_ms", "contention")
+"""Fitted beside the others for replicas with slots, which share a host with their gateway."""
+
+CONTENTION_GUESS: Final = 0.1
 REACH: Final = 20.0
 STEP: Final = 0.4
 TRIES_MAX: Final = 250
@@ -45,10 +50,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted step cost and how well it does on requests that it was not fitted on.
 
     `throughput_error`: of output tokens per second over the whole measurement. `loss`: mean absolute log ratio on the
-    fitted part.
+    fitted part. `contention`: of the host (`sim.hosts`), 0 where replicas share none. `replicas`: that served.
     """
 
     cost: StepCost
+    contention: float
     loss: float
     tries: int
     fitted: int
@@ -56,47 +62,72 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[Error, ...]
     throughput_error: float
     preemptions: int
+    replicas: int
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine was started with; these are not fitted."""
+    """What the engine was started with; these are not fitted.
+
+    `similarity` and `host` are of replicas with slots (`ReplicaSpec`); the host's contention is fitted.
+    """
 
     kv_tokens: int
     block_tokens: int = 16
     budget_tokens: int = 2048
     streams_max: int = 256
+    similarity: float | None = None
+    host: HostSpec | None = None
 
-    def spec(self, cost: StepCost) -> ReplicaSpec:
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What is fitted of such a replica."""
+        return PARAMETERS if self.similarity is None else (*PARAMETERS, *SHARED_PARAMETERS)
+
+    def spec(self, cost: StepCost, contention: float = 0.0) -> ReplicaSpec:
         """Return a replica with these limits and a cost."""
+        host = self.host
+        if host is not None:
+            host = msgspec.structs.replace(host, contention=contention)
         return ReplicaSpec(
             cost=cost,
             kv_tokens=self.kv_tokens,
             block_tokens=self.block_tokens,
             budget_tokens=self.budget_tokens,
             streams_max=self.streams_max,
+            similarity=self.similarity,
+            host=host,
         )
 
 
 def serve(measured: Sequence[Measured], spec: ReplicaSpec) -> tuple[list[Served], int]:
-    """Simulate the requests of a measurement on one replica; returns their times and the preemptions.
+    """Simulate the requests of a measurement, each on its replica; returns their times and the preemptions.
 
-    Raises ValueError if one of them could never run, which means that the limits are wrong.
+    Prompt tokens that were told as reused are taken as reused. Raises ValueError if a request could never run, which
+    means that the limits are wrong.
     """
-    kernel = Kernel()
+    kernel, hosts = Kernel(), Hosts(spec)
     listener = Listener(first_token=lambda *_: None, ended=lambda *_: None)
-    replica = Replica(spec, kernel, listener)
+    names = sorted({one.replica for one in measured})
+    replicas = {
+        name: make_replica(spec, kernel, listener, hosts.of(number))
+        for number, name in enumerate(names)
+    }
     jobs = []
     for number, one in enumerate(measured):
+        slots = spec.similarity is not None
         job = Job(
             id=number,
-            input_tokens=one.input_tokens,
+            # Of paged blocks a measurement does not tell which ones were reused, so what was counts as not there.
+            input_tokens=one.input_tokens if slots else one.computed_tokens,
             output_tokens=one.output_tokens,
             hashes=one.hashes,
+            told_cached=one.cached_tokens,
         )
         jobs.append(job)
-        kernel.at(one.at_s, replica.submit, job)
+        kernel.at(one.at_s, replicas[one.replica].submit, job)
     kernel.run()
-    return [_served(one, job) for one, job in zip(measured, jobs, strict=True)], replica.preemptions
+    preemptions = sum(replica.preemptions for replica in replicas.values())
+    return [_served(one, job) for one, job in zip(measured, jobs, strict=True)], preemptions
 
 
 def _served(one: Measured, job: Job) -> Served:
@@ -120,17 +151,20 @@ def guess(measured: Sequence[Measured], limits: Limits, part: Sequence[int]) -> 
     chosen = [measured[at] for at in part]
     tpots = [tpot for one in chosen if (tpot := one.tpot_ms) is not None] or [10.0]
     fast, slow = (float(found) for found in np.percentile(tpots, (2, 95)))
-    per_token = [one.ttft_ms / one.input_tokens for one in chosen]
+    per_token = [one.ttft_ms / one.computed_tokens for one in chosen if one.computed_tokens >= 32]
+    per_token = per_token or [one.ttft_ms / one.computed_tokens for one in chosen]
     token_ms = float(np.percentile(per_token, 5))
     context = float(np.mean([one.input_tokens + one.output_tokens / 2.0 for one in chosen]))
     streams = min(limits.streams_max, limits.kv_tokens / context)
+    context_ms = max(1e-9, (slow - fast) / 2.0 / max(1.0, streams * context))
     return StepCost(
         overhead_ms=0.1 * fast,
         weights_ms=0.8 * fast,
         token_ms=token_ms,
         stream_ms=0.002 * fast,
-        context_ms=max(1e-9, (slow - fast) / 2.0 / max(1.0, streams * context)),
-        pair_ms=token_ms * 1e-5,
+        context_ms=context_ms,
+        # On a processor without tensor cores a prompt's token reads its context as slowly as a decoded one.
+        pair_ms=token_ms * 1e-5 if limits.similarity is None else context_ms,
         source="a guess",
     )
 
@@ -144,39 +178,49 @@ def fit(
     tries_max: int = TRIES_MAX,
     on_try: Callable[[int, float], None] = lambda *_: None,
 ) -> Fitted:
-    """Fit on the first `fit_share` of the requests by arrival, score on the rest.
+    """Fit on the first `fit_share` of the requests by arrival, score on the rest; of a share of 1 nothing is left.
 
     `on_try(number, best loss)` is told of every simulation. Raises ValueError with too few requests for two parts.
     """
+    names = limits.parameters
     cut = round(len(measured) * fit_share)
-    if cut < len(PARAMETERS) or len(measured) - cut < len(PARAMETERS):
+    if cut < len(names) or 0 < len(measured) - cut < len(names):
         raise ValueError(
-            f"{len(measured)} requests are too few: {len(PARAMETERS)} parameters need at least as many "
+            f"{len(measured)} requests are too few: {len(names)} parameters need at least as many "
             "requests to be fitted on and as many again to be scored on"
         )
     part, rest = range(cut), range(cut, len(measured))
-    start = guess(measured, limits, part)
-    origin = np.log([getattr(start, name) for name in PARAMETERS])
+    origin = np.log(_values(guess(measured, limits, part), limits))
     best, loss, tries = _search(
         lambda point: _loss(measured, limits, part, origin, point), origin, tries_max, on_try
     )
-    cost = _cost(best, f"fitted to {cut} requests of {source}")
-    served, preemptions = serve(measured, limits.spec(cost))
+    cost, contention = _cost(best, limits, f"fitted to {cut} requests of {source}")
+    served, preemptions = serve(measured, limits.spec(cost, contention))
+    regimes = regimes_of(measured, streams_max=limits.streams_max)
     return Fitted(
         cost=cost,
+        contention=contention,
         loss=loss,
         tries=tries,
         fitted=cut,
         scored=len(rest),
-        errors=tuple(errors_of(measured, served, regimes_of(measured), rest, part)),
+        errors=tuple(errors_of(measured, served, regimes, rest, part)),
         throughput_error=_throughput_error(measured, served),
         preemptions=preemptions,
+        replicas=len({one.replica for one in measured}),
     )
 
 
-def _cost(point: NDArray[np.float64], source: str) -> StepCost:
-    values = dict(zip(PARAMETERS, (float(value) for value in np.exp(point)), strict=True))
-    return StepCost(**values, source=source)
+def _values(cost: StepCost, limits: Limits) -> list[float]:
+    known = {"start_ms": max(1.0, cost.overhead_ms), "contention": CONTENTION_GUESS}
+    return [known.get(name) or getattr(cost, name) for name in limits.parameters]
+
+
+def _cost(point: NDArray[np.float64], limits: Limits, source: str) -> tuple[StepCost, float]:
+    found = (float(value) for value in np.exp(point))
+    values = dict(zip(limits.parameters, found, strict=True))
+    contention = values.pop("contention", 0.0)
+    return StepCost(**values, source=source), contention
 
 
 def _loss(
@@ -189,7 +233,7 @@ def _loss(
     beyond = float(np.maximum(0.0, np.abs(point - origin) - math.log(REACH)).sum())
     if beyond > 0.0:
         return 10.0 + beyond
-    served, _ = serve(measured, limits.spec(_cost(point, "tried")))
+    served, _ = serve(measured, limits.spec(*_cost(point, limits, "tried")))
     total = 0.0
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         pairs = [(getattr(measured[at], metric), getattr(served[at], metric)) for at in part]
@@ -225,9 +269,9 @@ def _search(
 
     point = origin
     for share in (0.6, 0.4):
-        corners = [point, *(point + STEP * unit for unit in np.eye(len(PARAMETERS)))]
+        corners = [point, *(point + STEP * unit for unit in np.eye(len(point)))]
         options = {
-            "maxfev": max(len(PARAMETERS) + 2, round(tries_max * share)),
+            "maxfev": max(len(point) + 2, round(tries_max * share)),
             "initial_simplex": np.vstack(corners),
         }
         point = minimize(told, point, method="Nelder-Mead", options=options).x

@@ -17,91 +17,25 @@ wait for ever unless `timeout_s` says otherwise.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, Final
 
-import msgspec
-import numpy as np
-
 from trimtab.core.decision import RoutingPolicy
-from trimtab.core.ports import RequestFacts
-from trimtab.core.prefix import PrefixIndex
-from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import Constraint, ReplicaState, Role
-from trimtab.policies.loadstate import LoadState
-from trimtab.policies.router import Routed, RouteQuery, Router
+from trimtab.core.types import ReplicaState
+from trimtab.policies.router import Routed, RouteQuery
 from trimtab.sim.arrivals import Arrival
-from trimtab.sim.jobs import Job, Listener, ReplicaSpec
+from trimtab.sim.fleet_parts import FACTS, Change, FleetSpec, Flight, Gateway
+from trimtab.sim.hand_overs import Around, HandOvers
+from trimtab.sim.jobs import Job, Listener
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.records import Outcome, Records
 from trimtab.sim.replica import Replica
+from trimtab.sim.role_control import RoleControl
+from trimtab.sim.roster import Roster
 from trimtab.sim.streams import Streams
+from trimtab.sim.turns import Turns
 
 RANK_FAULT: Final = -1
 """Faults come before everything else of their moment."""
-
-_FACTS: Final = RequestFacts(
-    model=None,
-    stream=True,
-    wants_usage=True,
-    temperature=0.0,
-    max_tokens=None,
-    constraint=Constraint.FREE,
-    segments=(),
-)
-
-
-class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at the start. Times in seconds, `hop_ms` in milliseconds.
-
-    `start_s`: from the order to the first request that a new replica may take. `probe_s`: between two probes.
-    `in_flight_max`: requests of all gateways on one replica above which it takes no more; None: no limit.
-    `index_blocks`: blocks that each gateway's prefix index may hold.
-    """
-
-    replica: ReplicaSpec
-    replicas: int
-    policy: str
-    gateways: int = 1
-    probe_s: float = 1.0
-    hop_ms: float = 0.0
-    start_s: float = 60.0
-    timeout_s: float | None = None
-    in_flight_max: int | None = None
-    index_blocks: int = 1_000_000
-    tries_max: int = 2
-
-
-class _Request(msgspec.Struct, kw_only=True, gc=False):
-    """A request in flight, as its gateway keeps it."""
-
-    row: int
-    arrival: Arrival
-    gateway: "_Gateway"
-    routed: Routed | None = None
-    captured: int = 0
-    job: Job | None = None
-    tries: int = 0
-
-
-class _Gateway:
-    """One gateway: the real router over a view of its own."""
-
-    def __init__(
-        self, name: str, spec: FleetSpec, policies: Mapping[str, RoutingPolicy], streams: Streams
-    ) -> None:
-        index = PrefixIndex(spec.index_blocks, spec.replica.block_tokens)
-        self.load = LoadState()
-        self.router = Router(
-            self.load,
-            index,
-            policies,
-            streams.stream(f"router {name}"),
-            plan=TrafficPlan(policy=spec.policy),
-            explained=False,
-        )
-        # Prompts are counted in tokens here, not in bytes.
-        self.router.ratio.bytes_per_token = 1.0
 
 
 class Fleet:
@@ -118,16 +52,40 @@ class Fleet:
         self.spec = spec
         self.kernel = kernel or Kernel()
         self.records = Records()
-        self.replicas: dict[str, Replica] = {}
-        self.states: dict[str, ReplicaState] = {}
-        self.numbers: dict[str, int] = {}
-        self._gateways = [
-            _Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)
-        ]
-        self._in_flight: dict[int, _Request] = {}
+        self.gateways = [Gateway(f"g{at}", spec, policies, streams) for at in range(spec.gateways)]
+        self._in_flight: dict[int, Flight] = {}
         self._arrivals: Iterator[Arrival] = iter(())
-        for _ in range(spec.replicas):
-            self.add_replica(0.0, ready_s=0.0)
+        self._turns = Turns() if spec.turns_wait else None
+        listener = Listener(
+            first_token=self._first_token, ended=self._ended, has_room=self._has_room
+        )
+        self.roster = Roster(spec, self.kernel, self.gateways, listener, self._lost)
+        self.hand_overs = None if spec.roles is None else HandOvers(spec.roles, self._around())
+        if self.hand_overs is not None:
+            self.roster.awaits = self.hand_overs.awaits
+        control = None if spec.roles is None else spec.roles.control
+        self.role_control = (
+            None if spec.roles is None or control is None else RoleControl(spec.roles, control)
+        )
+        self.on_end: list[Callable[[float, Flight, Outcome], None]] = []
+
+    def _around(self) -> Around:
+        roster = self.roster
+        return Around(
+            kernel=self.kernel,
+            records=self.records,
+            hop_s=self.spec.hop_ms / 1000.0,
+            replica=self._paged,
+            state=roster.states.__getitem__,
+            flight=self._in_flight.get,
+            submit=self._submit_now,
+            gave_way=roster.settle,
+        )
+
+    def _paged(self, replica: str) -> Replica:
+        one = self.roster.replicas[replica]
+        assert isinstance(one, Replica), "replicas with slots hand nothing over"
+        return one
 
     @property
     def in_flight(self) -> int:
@@ -148,93 +106,40 @@ class Fleet:
     def _change(self, now_s: float, change: Callable[[float, "Fleet"], None]) -> None:
         change(now_s, self)
 
-    # -- replicas ------------------------------------------------------------------------------
-
-    def add_replica(self, now_s: float, *, ready_s: float | None = None) -> str:
-        """Start a replica; it takes requests after the start time. Returns its id."""
-        number = len(self.numbers)
-        replica = f"r{number:05d}"
-        self.numbers[replica] = number
-        listener = Listener(
-            first_token=self._first_token,
-            ended=self._ended,
-            stepped=partial(self._stepped, replica),
-        )
-        self.replicas[replica] = Replica(self.spec.replica, self.kernel, listener)
-        ready = now_s + self.spec.start_s if ready_s is None else ready_s
-        if ready <= now_s:
-            self._set_state(replica, ReplicaState.READY, now_s)
-        else:
-            self._set_state(replica, ReplicaState.STARTING, now_s)
-            self.kernel.at(ready, self._ready, replica)
-        return replica
-
-    def _ready(self, now_s: float, replica: str) -> None:
-        if self.states.get(replica) is ReplicaState.STARTING:
-            self._set_state(replica, ReplicaState.READY, now_s)
-
-    def drain_replica(self, now_s: float, replica: str) -> None:
-        """Let a replica finish what it has and take nothing more."""
-        if self.states.get(replica) is ReplicaState.READY:
-            self._set_state(replica, ReplicaState.DRAINING, now_s)
-
-    def slow_replica(self, replica: str, factor: float) -> None:
-        """Let every step of a replica take so many times as long from its next one on; gateways are not told."""
-        self.replicas[replica].slow = factor
-
-    @property
-    def ready_count(self) -> int:
-        """Replicas that take requests."""
-        return sum(1 for state in self.states.values() if state is ReplicaState.READY)
-
-    def kill_replica(self, now_s: float, replica: str, *, restart: bool = True) -> None:
-        """Lose a replica with all that it holds; gateways find out by and by. It comes back unless told not to."""
-        if self.states.get(replica) in {None, ReplicaState.STOPPED}:
-            return
-        self.states[replica] = ReplicaState.STOPPED
-        lost = self.replicas[replica].kill(now_s, "its replica was lost")
-        for job in lost:
-            self._retry_or_fail(now_s, self._in_flight[job.id], replica)
-        self.kernel.at(now_s + self.spec.probe_s, self._notice, replica)
-        if restart:
-            self.kernel.at(now_s + max(self.spec.start_s, self.spec.probe_s), self._back, replica)
-
-    def _notice(self, now_s: float, replica: str) -> None:
-        if self.states[replica] is ReplicaState.STOPPED:
-            for gateway in self._gateways:
-                self._tell(gateway, replica, ReplicaState.STOPPED, now_s)
-                gateway.router.forget(replica)
-
-    def _back(self, now_s: float, replica: str) -> None:
-        for gateway in self._gateways:
-            gateway.router.forget(replica)
-        self._set_state(replica, ReplicaState.READY, now_s)
-
-    def _set_state(self, replica: str, state: ReplicaState, now_s: float) -> None:
-        self.states[replica] = state
-        for gateway in self._gateways:
-            self._tell(gateway, replica, state, now_s)
-
-    def _tell(self, gateway: _Gateway, replica: str, state: ReplicaState, now_s: float) -> None:
-        gateway.load.set_replica(
-            id=replica,
-            url="",
-            role=Role.MIXED,
-            revision="simulated",
-            state=state,
-            slots=self.spec.replica.streams_max,
-            started_at_s=now_s,
-        )
-
     def _probe(self, now_s: float, _: Any) -> None:
-        for replica in self.replicas.values():
-            replica.tell_steps(now_s)
-        # Ids are in the order in which replicas were added.
-        shares = np.array([replica.pool.used_share for replica in self.replicas.values()])
-        for gateway in self._gateways:
-            gateway.load.seen_all(shares, now_s=now_s)
-        if self._in_flight or self.kernel.pending:
+        self.roster.probe(now_s)
+        if self.role_control is not None:
+            self._control_roles(now_s, self.role_control)
+        # Readings alone are no reason to go on.
+        if self._in_flight or self.kernel.pending > self.roster.readings:
             self.kernel.at(now_s + self.spec.probe_s, self._probe)
+
+    def _control_roles(self, now_s: float, control: RoleControl) -> None:
+        roster, roles = self.roster, self.spec.roles
+        assert roles is not None
+        chosen = control.tick(
+            now_s, roster.roles, roster.states, roster.replicas, len(roster.changing)
+        )
+        if chosen is not None:
+            replica, role = chosen
+            change = Change(
+                role=role,
+                spec=roster.spec_for(role),
+                take_s=roles.change_s,
+                keeps_cache=roles.keeps_cache,
+            )
+            roster.change(now_s, replica, change)
+
+    def _lost(self, now_s: float, replica: str, jobs: list[Job]) -> None:
+        """Go on with what a replica that died had: prompts of others are computed elsewhere, requests tried again."""
+        for job in jobs:
+            flight = self._in_flight[job.id]
+            if self.hand_overs is not None and job is flight.ahead:
+                self.hand_overs.lost(now_s, flight)
+            else:
+                self._retry_or_fail(now_s, flight, replica)
+        if self.hand_overs is not None:
+            self.hand_overs.lost_replica(now_s, replica)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -244,20 +149,24 @@ class Fleet:
             self.kernel.at(max(self.kernel.now_s, arrival.at_s), self._arrive, arrival)
 
     def _arrive(self, now_s: float, arrival: Arrival) -> None:
+        if self._turns is None or self._turns.may_go(arrival):
+            self._begin(now_s, arrival)
+        self._arrive_next()
+
+    def _begin(self, now_s: float, arrival: Arrival) -> None:
         row = self.records.arrived(now_s, arrival.input_tokens, arrival.output_tokens)
-        gateway = self._gateways[row % len(self._gateways)]
-        request = _Request(row=row, arrival=arrival, gateway=gateway)
+        gateway = self.gateways[row % len(self.gateways)]
+        request = Flight(row=row, arrival=arrival, gateway=gateway)
         self._in_flight[row] = request
         if self.spec.timeout_s is not None:
             self.kernel.at(now_s + self.spec.timeout_s, self._timed_out, row)
         self._route(now_s, request)
-        self._arrive_next()
 
-    def _route(self, now_s: float, request: _Request) -> None:
+    def _route(self, now_s: float, request: Flight) -> None:
         arrival = request.arrival
         query = RouteQuery(
             request_id=str(request.row),
-            facts=_FACTS,
+            facts=FACTS,
             blocks=arrival.hashes,
             prompt_size=arrival.input_tokens,
             session=arrival.session,
@@ -267,17 +176,17 @@ class Fleet:
         )
         self._dispatch(now_s, request, request.gateway.router.route(query))
 
-    def _dispatch(self, now_s: float, request: _Request, routed: Routed) -> None:
+    def _dispatch(self, now_s: float, request: Flight, routed: Routed) -> None:
         request.routed, request.tries = routed, request.tries + 1
         if routed.replica is None:
             self._end(request, Outcome.SHED, now_s)
             return
         replica = routed.replica.id
-        if self.states[replica] is ReplicaState.STOPPED:
+        if self.roster.states[replica] is ReplicaState.STOPPED:
             self._retry_or_fail(now_s, request, replica)
             return
         limit = self.spec.in_flight_max
-        if limit is not None and self.replicas[replica].in_flight >= limit:
+        if limit is not None and self.roster.replicas[replica].in_flight >= limit:
             request.gateway.router.finished(
                 routed, captured=None, delivered=None, output_tokens=None
             )
@@ -287,7 +196,7 @@ class Fleet:
         decision = routed.decision
         self.records.routed(
             request.row,
-            self.numbers[replica],
+            self.roster.numbers[replica],
             decision.predicted_cached_tokens,
             decision.held_best_tokens,
         )
@@ -296,27 +205,47 @@ class Fleet:
             input_tokens=request.arrival.input_tokens,
             output_tokens=request.arrival.output_tokens,
             hashes=request.arrival.hashes,
+            after=request.arrival.after,
+            label=request.arrival.label,
         )
+        request.dispatched_s = now_s
+        if self.role_control is not None:
+            promised = decision.predicted_cached_tokens
+            self.role_control.asked(now_s, routed.prompt_tokens - promised)
+        if self.hand_overs is not None and self.hand_overs.begin(now_s, request):
+            return
         hop_s = self.spec.hop_ms / 1000.0
         if hop_s > 0.0:
-            self.kernel.at(now_s + hop_s, self._submit, (request, request.job, replica))
+            self.kernel.at(now_s + hop_s, self._submit, (request, request.job))
         else:
-            self.replicas[replica].submit(now_s, request.job)
+            self._submit_now(now_s, request)
 
-    def _submit(self, now_s: float, what: tuple[_Request, Job, str]) -> None:
-        request, job, replica = what
-        if request.job is not job or request.row not in self._in_flight:
-            return
-        if self.states[replica] is ReplicaState.STOPPED:
+    def _submit(self, now_s: float, what: tuple[Flight, Job]) -> None:
+        request, job = what
+        if request.job is job and request.row in self._in_flight:
+            self._submit_now(now_s, request)
+
+    def _submit_now(self, now_s: float, request: Flight) -> None:
+        """Hand a request's job to the replica that it was routed to."""
+        assert request.job is not None
+        replica = _routed_to(request)
+        if self.roster.states[replica] is ReplicaState.STOPPED:
             self._retry_or_fail(now_s, request, replica)
         else:
-            self.replicas[replica].submit(now_s, job)
+            self.roster.replicas[replica].submit(now_s, request.job)
 
-    def _retry_or_fail(self, now_s: float, request: _Request, replica: str) -> None:
+    def _has_room(self, now_s: float, job: Job) -> None:
+        request = self._in_flight.get(job.id)
+        if request is not None and request.job is job and self.hand_overs is not None:
+            self.hand_overs.has_room(now_s, request)
+
+    def _retry_or_fail(self, now_s: float, request: Flight, replica: str) -> None:
         """Try a request once more elsewhere if its client has seen nothing; `replica` is the one that failed it."""
         gateway, routed = request.gateway, request.routed
         assert routed is not None
-        self._tell(gateway, replica, ReplicaState.STOPPED, now_s)
+        self.roster.tell(gateway, replica, ReplicaState.STOPPED, now_s)
+        if self.hand_overs is not None:
+            self.hand_overs.abandon(now_s, request, "the decode replica was lost")
         started = request.job is not None and request.job.first_token_s is not None
         request.job = None
         if started or request.tries >= self.spec.tries_max:
@@ -327,16 +256,23 @@ class Fleet:
 
     def _first_token(self, now_s: float, job: Job) -> None:
         request = self._in_flight.get(job.id)
-        if request is not None:
-            request.gateway.load.prefill_done(str(job.id), stepped=True)
-
-    def _stepped(self, replica: str, steps: int) -> None:
-        for gateway in self._gateways:
-            gateway.load.stepped(replica, steps)
+        if request is None:
+            return
+        gateway = request.gateway
+        gateway.load.prefill_done(str(job.id), stepped=True)
+        if gateway.pool is not None and request.prefill is not None:
+            gateway.pool.observed(request.prefill, (now_s - request.dispatched_s) * 1000.0)
+        if self.role_control is not None:
+            self.role_control.first_token(now_s, (now_s - request.arrival.at_s) * 1000.0)
 
     def _ended(self, now_s: float, job: Job) -> None:
         request = self._in_flight.get(job.id)
-        if request is None or request.routed is None or request.job is not job:
+        if request is None or request.routed is None:
+            return
+        if self.hand_overs is not None and job is request.ahead:
+            self.hand_overs.prefilled(now_s, request)
+            return
+        if request.job is not job:
             return
         ok = job.failed is None
         request.gateway.router.finished(
@@ -346,29 +282,48 @@ class Fleet:
             output_tokens=job.output_tokens if ok else None,
         )
         self._end(request, Outcome.FINISHED if ok else Outcome.FAILED, now_s)
+        self.roster.settle(now_s, _routed_to(request))
 
     def _timed_out(self, now_s: float, row: int) -> None:
         request = self._in_flight.get(row)
         if request is None or request.job is None or request.job.first_token_s is not None:
             return
         assert request.routed is not None
-        assert request.routed.replica is not None
-        self.replicas[request.routed.replica.id].cancel(now_s, request.job, "timed out")
+        if self.hand_overs is not None:
+            self.hand_overs.abandon(now_s, request)
+        self.roster.replicas[_routed_to(request)].cancel(now_s, request.job, "timed out")
 
-    def _end(self, request: _Request, outcome: Outcome, now_s: float) -> None:
+    def _end(self, request: Flight, outcome: Outcome, now_s: float) -> None:
         del self._in_flight[request.row]
+        for told in self.on_end:
+            told(now_s, request, outcome)
+        if self._turns is not None:
+            following = self._turns.ended(now_s, request.arrival.session)
+            if following is not None:
+                self.kernel.at(now_s, self._begin, following)
         job = request.job
+        if self.hand_overs is not None:
+            self.hand_overs.abandon(now_s, request)
         if outcome is not Outcome.FINISHED or job is None:
             self.records.ended(request.row, outcome, (now_s - request.arrival.at_s) * 1000.0)
             return
         assert job.first_token_s is not None
         assert job.scheduled_s is not None
         gaps = job.output_tokens - 1
+        tpot_ms = (now_s - job.first_token_s) * 1000.0 / gaps if gaps > 0 else math.nan
+        if self.role_control is not None and gaps > 0:
+            self.role_control.ended(now_s, tpot_ms)
         self.records.finished(
             request.row,
             ttft_ms=(job.first_token_s - request.arrival.at_s) * 1000.0,
-            tpot_ms=(now_s - job.first_token_s) * 1000.0 / gaps if gaps > 0 else math.nan,
+            tpot_ms=tpot_ms,
             e2e_ms=(now_s - request.arrival.at_s) * 1000.0,
             queue_ms=(job.scheduled_s - request.arrival.at_s) * 1000.0,
             cached_tokens=job.cached_tokens,
         )
+
+
+def _routed_to(request: Flight) -> str:
+    assert request.routed is not None
+    assert request.routed.replica is not None
+    return request.routed.replica.id

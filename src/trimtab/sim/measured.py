@@ -24,6 +24,8 @@ QUEUED_MS: Final = 250.0
 """From this wait on a request counts as queued: longer than any step of a usual engine."""
 
 LIGHT_STREAMS: Final = 8
+"""With so many requests in an engine, or a quarter of what it runs at once if that is fewer, traffic is light."""
+
 REGIME_SAMPLES_MIN: Final = 10
 """A regime with fewer requests in the fitted part counts as not measured."""
 
@@ -32,6 +34,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a measurement. Times in seconds from the first arrival.
 
     `scheduled_s` None: the engine did not say. `hashes` name the prompt's blocks where the measurement knows them.
+    `replica`: which served it, where there are several. `cached_tokens`: of the prompt, reused; None: not told.
     """
 
     at_s: float
@@ -41,6 +44,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     last_token_s: float
     scheduled_s: float | None = None
     hashes: tuple[int, ...] = ()
+    replica: str = ""
+    cached_tokens: int | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were computed, all of them where nothing was told."""
+        return max(1, self.input_tokens - (self.cached_tokens or 0))
 
     @property
     def ttft_ms(self) -> float:
@@ -110,19 +120,30 @@ class Regime(StrEnum):
     QUEUED = "queued"
 
 
-def regimes_of(measured: Sequence[Measured]) -> list[Regime]:
-    """Return the regime of each request; where the engine did not say when it scheduled, by its first token's time."""
-    starts = sorted(one.at_s for one in measured)
-    ends = sorted(one.last_token_s for one in measured)
+def regimes_of(
+    measured: Sequence[Measured], *, streams_max: int = 4 * LIGHT_STREAMS
+) -> list[Regime]:
+    """Return the regime of each request on its replica, which runs at most `streams_max` at once.
+
+    Where the engine did not say when it scheduled, a request counts as not queued.
+    """
+    light = max(1, min(LIGHT_STREAMS, streams_max // 4))
+    times = {name: _times(measured, name) for name in {one.replica for one in measured}}
     found = []
     for one in measured:
         begun = one.scheduled_s
         if begun is not None and (begun - one.at_s) * 1000.0 >= QUEUED_MS:
             found.append(Regime.QUEUED)
             continue
+        starts, ends = times[one.replica]
         there = np.searchsorted(starts, one.at_s, side="right") - np.searchsorted(ends, one.at_s)
-        found.append(Regime.LIGHT if there <= LIGHT_STREAMS else Regime.BATCHED)
+        found.append(Regime.LIGHT if there <= light else Regime.BATCHED)
     return found
+
+
+def _times(measured: Sequence[Measured], replica: str) -> tuple[list[float], list[float]]:
+    mine = [one for one in measured if one.replica == replica]
+    return sorted(one.at_s for one in mine), sorted(one.last_token_s for one in mine)
 
 
 class Statistic(StrEnum):

@@ -24,6 +24,8 @@ _COLUMNS: Final = (
     "cached_tokens",
     "promised_tokens",
     "best_tokens",
+    "transfer_ms",
+    "moved_tokens",
 )
 
 
@@ -67,6 +69,11 @@ class Records:
         self._replicas[row] = replica
         self._values["promised_tokens"][row] = promised_tokens
         self._values["best_tokens"][row] = best_tokens
+
+    def moved(self, row: int, transfer_ms: float, tokens: int) -> None:
+        """Note that a prompt's KV came from a prefill replica: how long it was under way, and how many tokens of it."""
+        self._values["transfer_ms"][row] = transfer_ms
+        self._values["moved_tokens"][row] = tokens
 
     def ended(self, row: int, outcome: Outcome, e2e_ms: float) -> None:
         """Close a row; raises AssertionError if it was closed before."""
@@ -119,7 +126,12 @@ class Records:
         return int(np.count_nonzero(self.outcomes() == outcome))
 
 
-_FRESH: Final = {"cached_tokens": 0.0, "promised_tokens": 0.0, "best_tokens": 0.0}
+_FRESH: Final = {
+    "cached_tokens": 0.0,
+    "promised_tokens": 0.0,
+    "best_tokens": 0.0,
+    "moved_tokens": 0.0,
+}
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,18 +15,18 @@ decodes or runs them apart (older engines) is not modelled.
 """
 
 import bisect
-import heapq
-import math
 from collections import deque
 from operator import attrgetter
 from typing import Final
 
 from trimtab.sim.blocks import BlockPool
+from trimtab.sim.decodes import Decodes, Rate
+from trimtab.sim.drafting import Drafter
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.jumps import Jump
 from trimtab.sim.kernel import Kernel
 
-_NEVER: Final = 1 << 62
+_PLAIN: Final[Rate] = (1.0, 0.0)
 
 RANK_STEP: Final = 1
 """Arrivals of the same moment come before the end of a step, as a scheduler sees what has arrived."""
@@ -35,7 +35,7 @@ RANK_STEP: Final = 1
 class Replica:
     """Runs jobs in virtual time. `submit` gives it one, `cancel` takes one back, `kill` loses all.
 
-    `step_count`, `busy_s`, `decode_tokens` and `prefill_tokens` are totals since the start.
+    `busy_s` and `prefill_tokens` are totals since the start, as are those of `decodes`.
     """
 
     def __init__(
@@ -46,19 +46,16 @@ class Replica:
         self.pool = BlockPool(spec.kv_tokens // spec.block_tokens)
         self.waiting: deque[Job] = deque()
         self.prefilling: list[Job] = []
-        self.decoding: dict[int, Job] = {}
+        self.decodes = Decodes(self.pool, spec.block_tokens)
+        self.receiving: dict[int, Job] = {}
+        self.handing: dict[int, Job] = {}
+        self.drafter = None if spec.drafts is None else Drafter(spec.drafts, spec.cost)
         self.slow = self._slow = slow
         self.busy_s = 0.0
-        self.step_count = 0
-        self.decode_tokens = 0
         self.prefill_tokens = 0
         self.preemptions = 0
         self._kernel = kernel
         self._listener = listener
-        self._ends: list[tuple[int, int, Job]] = []
-        self._context = 0
-        self._drafted = 0.0
-        self._block_at = _NEVER
         self._version = 0
         self._running = False
         # The jump under way: steps of decodes alone, or one mixed step with its chunks.
@@ -71,12 +68,28 @@ class Replica:
     @property
     def running(self) -> int:
         """Requests that have a place."""
-        return len(self.prefilling) + len(self.decoding)
+        return len(self.prefilling) + len(self.decodes)
+
+    @property
+    def used_share(self) -> float:
+        """Part (0 to 1) of the KV that running requests hold."""
+        return self.pool.used_share
 
     @property
     def in_flight(self) -> int:
-        """Requests that are there, running or waiting."""
-        return len(self.waiting) + len(self.prefilling) + len(self.decoding)
+        """Requests that are there, running or waiting; prompts that were handed over not."""
+        return len(self.waiting) + len(self.receiving) + self.running
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is there, nor is any KV still to be fetched."""
+        return self.in_flight == 0 and not self.handing
+
+    def become(self, spec: ReplicaSpec) -> None:
+        """Take another specification of the same KV, as an idle replica does that restarts."""
+        assert self.in_flight == 0, "only an idle replica changes what it can do"
+        self.spec = spec
+        self.drafter = None if spec.drafts is None else Drafter(spec.drafts, spec.cost)
 
     def submit(self, now_s: float, job: Job) -> None:
         """Take a job; one that could never fit fails at once."""
@@ -113,25 +126,28 @@ class Replica:
             self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
             self.prefilling.remove(job)
             self._release(job)
-        elif job.id in self.decoding:
+        elif job.id in self.receiving:
+            del self.receiving[job.id]
+            self._freed(now_s, job)
+        elif job.id in self.decodes.jobs:
             if self._running and not self._chunks:
                 self._settle(now_s)
-            self._leave(job)
+            self.decodes.leave(job)
+            self._release(job)
             if self._running and not self._chunks:
                 self._plan(now_s)
         self._listener.ended(now_s, job)
 
     def kill(self, now_s: float, reason: str) -> list[Job]:
         """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
-        lost = sorted(
-            [*self.waiting, *self.prefilling, *self.decoding.values()], key=attrgetter("id")
-        )
+        there = (self.waiting, self.receiving.values(), self.prefilling, self.decodes.jobs.values())
+        lost = sorted((job for jobs in there for job in jobs), key=attrgetter("id"))
         self.waiting.clear()
+        self.receiving.clear()
+        self.handing.clear()
         self.prefilling.clear()
-        self.decoding.clear()
-        self._ends.clear()
+        self.decodes.clear()
         self._chunks.clear()
-        self._context, self._drafted, self._block_at = 0, 0.0, _NEVER
         self.pool.clear()
         self._version += 1
         self._running = False
@@ -168,14 +184,15 @@ class Replica:
         self._began_s = now_s
         if self.prefilling:
             self._plan_mixed(now_s)
-        elif self.decoding:
+        elif self.decodes.jobs:
             self._plan_decodes(now_s)
         else:
             self._running = False
-            assert not self.waiting, "an idle replica has room for any request that it took"
+            held = self.receiving or self.handing
+            assert held or not self.waiting, "an idle replica has room for any request it took"
 
     def _admit(self, now_s: float) -> None:
-        budget = self.spec.budget_tokens - len(self.decoding)
+        budget = self.spec.budget_tokens - len(self.decodes)
         budget -= sum(job.prefill_left for job in self.prefilling)
         while self.waiting and budget > 0 and self.running < self.spec.streams_max:
             job = self.waiting[0]
@@ -193,13 +210,45 @@ class Replica:
             if job.scheduled_s is None:
                 job.scheduled_s, job.cached_tokens = now_s, cached
             job.prefilled, job.prefill_left = cached, prompt - cached
+            if job.incoming:
+                self.receiving[job.id] = job
+                self._listener.has_room(now_s, job)
+                continue
             self.prefilling.append(job)
             budget -= job.prefill_left
+
+    def received(self, now_s: float, job: Job, *, complete: bool) -> None:
+        """Go on with an incoming job: with all its KV but the last token's, or without what should have come."""
+        if self.receiving.pop(job.id, None) is None:
+            return
+        job.incoming = False
+        if complete:
+            job.prefilled, job.prefill_left = job.input_tokens - 1, 1
+        self.prefilling.append(job)
+        self._wake(now_s)
+
+    def handed_over(self, now_s: float, job: Job) -> None:
+        """Free the blocks of a prompt whose KV was fetched, or will not be."""
+        if self.handing.pop(job.id, None) is not None:
+            self._freed(now_s, job)
+
+    def _freed(self, now_s: float, job: Job) -> None:
+        self._release(job)
+        if self.waiting:
+            self._wake(now_s)
+
+    def _wake(self, now_s: float) -> None:
+        """Look at what is to be done at once, or at the end of the step under way."""
+        if not self._running:
+            self._plan(now_s)
+        elif not self._chunks and self._planned > 1:
+            self._shorten(now_s)
 
     def _plan_mixed(self, now_s: float) -> None:
         """Plan one step of decodes and prefill chunks."""
         self._make_room(1)
-        streams = len(self.decoding)
+        self._draft()
+        streams = len(self.decodes)
         budget = max(1, self.spec.budget_tokens - streams)
         pairs, tokens = 0.0, 0
         self._chunks = []
@@ -210,84 +259,71 @@ class Replica:
             self._chunks.append((job, size))
             tokens += size
             pairs += size * (job.prefilled + size / 2.0)
-        took_ms = self.spec.cost.step_ms(
-            tokens=tokens + streams + self._drafted,
-            streams=streams,
-            context_tokens=self._context,
-            pairs=pairs,
-        )
+        took_ms = self._step_ms(tokens, pairs)
         self._planned, self._running = 1, True
         end_s = now_s + took_ms * self._slow / 1000.0
         self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
     def _plan_decodes(self, now_s: float) -> None:
         """Plan as many steps of decodes alone as nothing changes in."""
-        steps = self._ends[0][0] - self.step_count
-        grows = self.step_count + steps >= self._block_at
-        if grows and self._blocks_for(steps) > self.pool.available:
+        self._draft()
+        decodes = self.decodes
+        steps = decodes.next_end - decodes.step_count
+        if self.drafter is not None:
+            steps = min(steps, self.drafter.steps_max)
+        if decodes.outgrows(steps) and decodes.blocks_for(steps) > self.pool.available:
             room, fits = self.pool.available, range(1, steps + 1)
-            steps = bisect.bisect_right(fits, room, key=self._blocks_for)
+            steps = bisect.bisect_right(fits, room, key=decodes.blocks_for)
             if steps == 0:
                 self._make_room(1)
                 steps = 1
         self._planned, self._running, self._chunks = steps, True, []
-        cost, streams = self.spec.cost, len(self.decoding)
-        first_ms = cost.step_ms(
-            tokens=streams + self._drafted, streams=streams, context_tokens=self._context
-        )
-        self._jump = Jump(first_ms, cost.context_ms * self._grown(1), self._slow)
+        growth_ms = self.spec.cost.context_ms * decodes.grown(1)
+        self._jump = Jump(self._step_ms(0, 0.0), growth_ms, self._slow)
         end_s = now_s + self._jump.seconds(steps)
         self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
-    def _grown(self, steps: int) -> float:
-        """Tokens by which all contexts grow in so many steps."""
-        return (len(self.decoding) + self._drafted_kept()) * steps
-
-    def _drafted_kept(self) -> float:
-        return (
-            sum(job.tokens_per_step - 1.0 for job in self.decoding.values())
-            if self._drafted
-            else 0.0
+    def _step_ms(self, prompt_tokens: int, pairs: float) -> float:
+        """Milliseconds of a step of all streams, their drafts and so many tokens of prompts."""
+        streams, decodes = len(self.decodes), self.decodes
+        took_ms = self.spec.cost.step_ms(
+            tokens=prompt_tokens + streams + decodes.drafted,
+            streams=streams,
+            context_tokens=decodes.context,
+            pairs=pairs,
         )
+        if self.drafter is not None and streams:
+            took_ms += self.drafter.draft_ms
+        return took_ms
 
-    def _blocks_for(self, steps: int) -> int:
-        """New blocks that the streams need for so many more steps."""
-        done, size = self.step_count, self.spec.block_tokens
-        need = 0
-        for job in self.decoding.values():
-            tokens = job.context + int((done + steps - job.joined) * job.tokens_per_step)
-            need += max(0, -(-tokens // size) - job.named - job.private)
-        return need
+    def _draft(self) -> None:
+        """Choose how deep to draft from here on."""
+        if self.drafter is not None and self.drafter.look(self.decodes):
+            self.decodes.rerate(self.drafter.rate)
 
     def _make_room(self, steps: int) -> None:
         """Preempt the latest requests until the streams have blocks for so many steps."""
-        if self.step_count + steps < self._block_at:
+        decodes = self.decodes
+        if not decodes.outgrows(steps):
             return
-        while self.decoding and self._blocks_for(steps) > self.pool.available:
+        while decodes.jobs and decodes.blocks_for(steps) > self.pool.available:
             victim = (
                 self.prefilling[-1]
                 if self.prefilling
-                else max(self.decoding.values(), key=attrgetter("id"))
+                else max(decodes.jobs.values(), key=attrgetter("id"))
             )
             self._preempt(victim)
 
     def _preempt(self, job: Job) -> None:
-        if job.id in self.decoding:
-            job.generated += self._tokens_since(job)
-            self._leave(job)
+        if job.id in self.decodes.jobs:
+            job.generated += self.decodes.made_by(job)
+            self.decodes.leave(job)
         else:
             self.prefilling.remove(job)
-            self._release(job)
+        self._release(job)
         job.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(job)
-
-    def _tokens_since(self, job: Job) -> int:
-        """Tokens a stream made since it joined the decodes, its first one there not counted."""
-        return min(
-            int((self.step_count - job.joined) * job.tokens_per_step),
-            job.output_tokens - job.generated,
-        )
 
     def _shorten(self, now_s: float) -> None:
         """End the jump at the step in which now falls, because something arrived that may start then."""
@@ -303,54 +339,22 @@ class Replica:
         self.busy_s += gone_s
 
     def _fold(self, steps: int) -> None:
-        if self.decoding and steps > self._told:
+        if self.decodes.jobs and steps > self._told:
             self._listener.stepped(steps - self._told)
         self._told = 0
-        grown = int(self._grown(steps))
-        self.step_count += steps
-        self._context += grown
-        self.decode_tokens += grown
-        if self.step_count >= self._block_at:
-            self._take_blocks()
-
-    def _take_blocks(self) -> None:
-        """Give every stream the blocks that its context has grown into."""
-        size = self.spec.block_tokens
-        soonest = _NEVER
-        for job in self.decoding.values():
-            tokens = job.context + int((self.step_count - job.joined) * job.tokens_per_step)
-            more = -(-tokens // size) - job.named - job.private
-            if more > 0:
-                self.pool.grow(more)
-                job.private += more
-            soonest = min(soonest, self._next_block_at(job))
-        self._block_at = soonest
-
-    def _next_block_at(self, job: Job) -> int:
-        """The step count at which a stream has outgrown the blocks that it has."""
-        room = (job.named + job.private) * self.spec.block_tokens - job.context + 1
-        return job.joined + math.ceil(room / job.tokens_per_step)
+        self.decodes.fold(steps)
 
     def _step_over(self, now_s: float, version: int) -> None:
         if version != self._version:
             return
         self.busy_s += now_s - self._began_s
         self._fold(self._planned)
-        if self._ends and self._ends[0][0] <= self.step_count:
-            self._end_decodes(now_s)
+        for job in self.decodes.take_ended():
+            self._release(job)
+            self._finish(now_s, job)
         if self._chunks:
             self._end_chunks(now_s)
         self._plan(now_s)
-
-    def _end_decodes(self, now_s: float) -> None:
-        ends = self._ends
-        while ends and ends[0][0] <= self.step_count:
-            _, _, job = heapq.heappop(ends)
-            if self.decoding.get(job.id) is not job or job.ends > self.step_count:
-                continue
-            job.generated = job.output_tokens
-            self._leave(job)
-            self._finish(now_s, job)
 
     def _end_chunks(self, now_s: float) -> None:
         chunks, self._chunks = self._chunks, []
@@ -363,6 +367,10 @@ class Replica:
                 self._first_token(now_s, job)
 
     def _first_token(self, now_s: float, job: Job) -> None:
+        if job.hands_over:
+            self.handing[job.id] = job
+            self._finish(now_s, job)
+            return
         job.generated += 1
         if job.first_token_s is None:
             job.first_token_s = now_s
@@ -371,24 +379,7 @@ class Replica:
             self._release(job)
             self._finish(now_s, job)
             return
-        left = job.output_tokens - job.generated
-        job.joined = self.step_count
-        job.context = job.input_tokens + job.generated
-        job.ends = self.step_count + math.ceil(left / job.tokens_per_step)
-        self.decoding[job.id] = job
-        self._block_at = min(self._block_at, self._next_block_at(job))
-        self._context += job.context
-        self._drafted += job.drafted
-        heapq.heappush(self._ends, (job.ends, job.id, job))
-
-    def _leave(self, job: Job) -> None:
-        """Take a stream out of the decodes and free its blocks."""
-        del self.decoding[job.id]
-        self._context -= job.context + int((self.step_count - job.joined) * job.tokens_per_step)
-        self._drafted -= job.drafted
-        if not self.decoding:
-            self._context, self._drafted, self._block_at = 0, 0.0, _NEVER
-        self._release(job)
+        self.decodes.join(job, _PLAIN if self.drafter is None else self.drafter.rate(job))
 
     def _release(self, job: Job) -> None:
         self.pool.release(job.hashes[: job.named], job.private)

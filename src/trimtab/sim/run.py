@@ -8,8 +8,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from trimtab.core.cost import CostModel
 from trimtab.core.decision import RoutingPolicy
+from trimtab.core.lever import LeverRecord
+from trimtab.core.types import Role
 from trimtab.policies.routing import build_policies
 from trimtab.sim.arrivals import (
     Arrival,
@@ -20,18 +21,24 @@ from trimtab.sim.arrivals import (
     sessions,
     stretch,
 )
+from trimtab.sim.events import Events, OnEvent
+from trimtab.sim.figures import (
+    RoleFigures,
+    SpeculationFigures,
+    TransferFigures,
+    depth_now,
+    role_figures,
+    speculation_figures,
+    transfer_figures,
+)
 from trimtab.sim.fleet import Fleet
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.records import Outcome, Records, Summary, summarise
-from trimtab.sim.scenario import (
-    FaultSection,
-    Scenario,
-    ScenarioError,
-    fleet_spec,
-    objective_of,
-    replica_spec,
-)
+from trimtab.sim.rollout import RolloutCourse, SimRollout
+from trimtab.sim.scenario import ScenarioError
+from trimtab.sim.sections import FaultSection, Scenario
+from trimtab.sim.specs import fleet_spec, objective_of, rollout_spec, routing_cost
 from trimtab.sim.streams import Streams
 
 SLICES: Final = 60
@@ -48,7 +55,10 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price."""
+    """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price.
+
+    `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section.
+    """
 
     scenario: str
     policy: str
@@ -61,6 +71,10 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     replica_hours: float
     cost: float | None
+    transfers: TransferFigures | None = None
+    roles: RoleFigures | None = None
+    speculation: SpeculationFigures | None = None
+    rollout: RolloutCourse | None = None
 
 
 def policies_of(scenario: Scenario) -> dict[str, RoutingPolicy]:
@@ -72,13 +86,6 @@ def policies_of(scenario: Scenario) -> dict[str, RoutingPolicy]:
         min_match_tokens=routing.min_match_tokens,
     )
     return {**own, **{name: build() for name, build in PUBLIC.items()}}
-
-
-def routing_cost(scenario: Scenario) -> CostModel:
-    """Return the cost model that routing predicts with: the replica's own, at the context of half of its KV."""
-    spec = replica_spec(scenario)
-    context = spec.kv_tokens / 2.0 / spec.streams_max
-    return spec.cost.as_cost_model(context_tokens=context, chunk_tokens=spec.budget_tokens)
 
 
 def check_policy(scenario: Scenario, policy: str) -> None:
@@ -136,40 +143,73 @@ def simulate(
     trace: Sequence[Arrival] | None = None,
     seed: int | None = None,
     policies: Mapping[str, RoutingPolicy] | None = None,
+    record: LeverRecord | None = None,
+    on_event: OnEvent | None = None,
     on_progress: Callable[[float, int], None] = lambda *_: None,
 ) -> SimResult:
     """Simulate a scenario under a policy. The same arguments give the same result.
 
-    `policies`: others to choose from by name instead of the scenario's. `on_progress(virtual seconds, requests)` is
-    told SLICES times. Raises `ScenarioError`.
+    `policies`: others to choose from by name instead of the scenario's. `record`: what the scenario's [rollout] proves,
+    of the file that it names. `on_event` hears the rollout's ledger, `on_progress(virtual seconds, requests)` is told
+    SLICES times. Raises `ScenarioError`, and `LeverRecordError` for a record that leaves something unsaid.
     """
     known = policies if policies is not None else policies_of(scenario)
     if policy not in known:
         check_policy(scenario, policy)
     streams = Streams(scenario.seed if seed is None else seed)
     fleet = Fleet(fleet_spec(scenario, policy), known, streams, kernel=Kernel())
-    _plan_faults(scenario, fleet)
+    _plan_faults(scenario, fleet, streams)
+    rollout = _plan_rollout(scenario, fleet, known, record, on_event)
     watch = _Watch(scenario, fleet, on_progress)
     fleet.run(workload_of(scenario, trace, streams), until_s=scenario.workload.duration_s)
-    return _result(scenario, policy, streams.seed, fleet, watch)
+    result = _result(scenario, policy, streams.seed, fleet, watch)
+    if rollout is None:
+        return result
+    return msgspec.structs.replace(result, rollout=rollout.course())
 
 
-def _plan_faults(scenario: Scenario, fleet: Fleet) -> None:
+def _plan_rollout(
+    scenario: Scenario,
+    fleet: Fleet,
+    policies: Mapping[str, RoutingPolicy],
+    record: LeverRecord | None,
+    on_event: OnEvent | None,
+) -> SimRollout | None:
+    spec = rollout_spec(scenario, record)
+    if spec is None:
+        return None
+    if spec.policy is not None and spec.policy not in policies:
+        raise ScenarioError(f"no policy {spec.policy!r} is known - at `$.rollout.policy`")
+    return SimRollout(fleet, spec, Events() if on_event is None else Events(on_event))
+
+
+def _plan_faults(scenario: Scenario, fleet: Fleet, streams: Streams) -> None:
     for fault in scenario.faults:
         fleet.at(fault.at_s, partial(_happen, fault))
+    rate = scenario.fleet.failures_per_hour / 3600.0
+    for number in range(scenario.fleet.replicas if rate > 0.0 else 0):
+        rng, at_s = streams.stream(f"failures of {number}"), 0.0
+        while (at_s := at_s + rng.expovariate(rate)) < scenario.workload.duration_s:
+            fleet.at(at_s, partial(_happen, FaultSection(at_s=at_s, kind="kill", replica=number)))
 
 
 def _happen(fault: FaultSection, now_s: float, fleet: Fleet) -> None:
-    replica = f"r{fault.replica:05d}"
+    replica, roster = f"r{fault.replica:05d}", fleet.roster
     match fault.kind:
         case "kill" | "lose":
-            fleet.kill_replica(now_s, replica, restart=fault.kind == "kill")
+            roster.kill(now_s, replica, restart=fault.kind == "kill")
         case "drain":
-            fleet.drain_replica(now_s, replica)
+            roster.drain(now_s, replica)
         case "slow":
-            fleet.slow_replica(replica, fault.factor)
+            roster.replicas[replica].slow = fault.factor
+        case "slow_link":
+            assert fleet.hand_overs is not None
+            fleet.hand_overs.links.slow(now_s, replica, fault.factor)
         case _:
-            fleet.add_replica(now_s)
+            roster.add(now_s, start_s=fault.start_s)
+    if fault.for_s is not None and fault.kind in {"slow", "slow_link"}:
+        over = msgspec.structs.replace(fault, factor=1.0, for_s=None)
+        fleet.at(now_s + fault.for_s, partial(_happen, over))
 
 
 class _Watch:
@@ -180,19 +220,25 @@ class _Watch:
     ) -> None:
         self.slice_s = scenario.workload.duration_s / SLICES
         self.ready: list[int] = []
+        self.roles: list[dict[Role, int]] = []
+        self.depths: list[float] = []
         self._fleet = fleet
         self._on_progress = on_progress
         for at in range(SLICES):
             fleet.at((at + 0.5) * self.slice_s, self._look)
 
     def _look(self, now_s: float, fleet: Fleet) -> None:
-        self.ready.append(fleet.ready_count)
+        self.ready.append(fleet.roster.ready_count)
+        self.roles.append(fleet.roster.count_roles())
+        depth = depth_now(fleet)
+        if depth is not None:
+            self.depths.append(depth)
         self._on_progress(now_s, len(fleet.records))
 
 
 def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Watch) -> SimResult:
     duration_s, records = scenario.workload.duration_s, fleet.records
-    objective, count = objective_of(scenario), len(fleet.numbers)
+    objective, count = objective_of(scenario), len(fleet.roster.numbers)
     hours = sum(watch.ready) * watch.slice_s / 3600.0
     price = scenario.fleet.price_per_hour
     done = records.outcomes() == Outcome.FINISHED
@@ -209,10 +255,13 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         ),
         course=_course(scenario, records, watch),
         output_tokens_by_replica=tuple(int(tokens) for tokens in output),
-        preemptions=sum(replica.preemptions for replica in fleet.replicas.values()),
+        preemptions=sum(replica.preemptions for replica in fleet.roster.replicas.values()),
         events=fleet.kernel.events,
         replica_hours=hours,
         cost=hours * price if price else None,
+        transfers=transfer_figures(fleet),
+        roles=role_figures(fleet, watch.roles, hours),
+        speculation=speculation_figures(fleet, watch.depths),
     )
 
 

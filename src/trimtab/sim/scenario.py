@@ -6,16 +6,19 @@ field. Nothing here reads files: whoever does hands over the text.
 
 import re
 import tomllib
-from typing import Annotated, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from trimtab.core.config import Strict
-from trimtab.core.step_cost import StepCost
-from trimtab.sim.fleet import FleetSpec
-from trimtab.sim.jobs import ReplicaSpec
-from trimtab.sim.records import Objective
+from trimtab.sim.sections import (
+    LocalPrefillSection,
+    RolesSection,
+    RoutingSection,
+    Scenario,
+    SpeculationSection,
+)
 
 T = TypeVar("T")
 
@@ -24,186 +27,60 @@ class ScenarioError(ValueError):
     """A scenario that cannot be simulated; the message names file, line, field and fix."""
 
 
-Positive = Annotated[float, Meta(gt=0)]
-
-
-class CostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a step costs, in milliseconds; `trimtab calibrate` writes this section."""
-
-    overhead_ms: Annotated[float, Meta(ge=0, description="Fixed time of every step.")]
-    weights_ms: Annotated[float, Meta(ge=0, description="Time to read the weights once.")]
-    token_ms: Annotated[float, Meta(ge=0, description="Time per computed token, once it shows.")]
-    stream_ms: Annotated[float, Meta(ge=0, description="Time per decoding stream.")] = 0.0
-    context_ms: Annotated[float, Meta(ge=0, description="Time per token of KV read.")] = 0.0
-    pair_ms: Annotated[
-        float, Meta(ge=0, description="Time per pair of tokens in prefill attention.")
-    ] = 0.0
-    start_ms: Annotated[
-        float, Meta(ge=0, description="Time before a request can be scheduled.")
-    ] = 0.0
-    source: Annotated[str, Meta(min_length=1, description="How these figures came to be.")] = (
-        "the scenario file"
-    )
-
-
-class ReplicaSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One replica, all of them alike."""
-
-    cost: CostSection
-    kv_tokens: Annotated[int, Meta(ge=1, description="Tokens of KV that a replica holds.")]
-    block_tokens: Annotated[int, Meta(ge=1, le=65_536, description="Tokens of a KV block.")] = 16
-    budget_tokens: Annotated[
-        int, Meta(ge=1, description="Most tokens computed in one step (chunked prefill).")
-    ] = 2048
-    streams_max: Annotated[int, Meta(ge=1, description="Most requests running at once.")] = 256
-
-
-class FleetSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Replicas, gateways and what lies between them."""
-
-    replicas: Annotated[int, Meta(ge=1, le=100_000, description="Replicas at the start.")]
-    gateways: Annotated[
-        int, Meta(ge=1, le=1_000, description="Gateways; each sees only its own requests.")
-    ] = 1
-    probe_s: Annotated[float, Meta(gt=0, description="Seconds between reads of the engines.")] = 1.0
-    hop_ms: Annotated[float, Meta(ge=0, description="Milliseconds from gateway to replica.")] = 0.0
-    start_s: Annotated[float, Meta(ge=0, description="Seconds until a new replica serves.")] = 60.0
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds after which a client without a first token leaves; none: never."""
-    in_flight_max: Annotated[int, Meta(ge=1)] | None = None
-    """Requests on a replica above which it takes no more and the request is shed; none: no limit."""
-    price_per_hour: Annotated[float, Meta(ge=0, description="Price of a replica for an hour.")] = (
-        0.0
-    )
-
-
-class RoutingSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where requests go."""
-
-    policy: Annotated[
-        str, Meta(description="A policy's name; see `trimtab simulate --policies`.")
-    ] = "prefix_affine"
-    load_bound: Annotated[
-        float, Meta(ge=1.0, le=10.0, description="A candidate's load over the mean at most.")
-    ] = 1.25
-    min_match_tokens: Annotated[
-        int, Meta(ge=0, description="Shorter matches are ignored, in tokens.")
-    ] = 32
-    index_blocks: Annotated[
-        int, Meta(ge=1024, description="Blocks that each gateway's prefix index holds.")
-    ] = 1_000_000
-
-
-class SyntheticSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Made-up sessions that share prefixes; used where no trace is given."""
-
-    rate_per_s: Annotated[float, Meta(gt=0, description="Requests per second, all sessions.")]
-    turns: Annotated[int, Meta(ge=1, le=1_000, description="Requests of a session.")] = 8
-    groups: Annotated[int, Meta(ge=1, description="Groups of sessions with a shared part.")] = 16
-    system_tokens: Annotated[int, Meta(ge=0, description="Tokens that all prompts share.")] = 512
-    group_tokens: Annotated[int, Meta(ge=0, description="Tokens that a group shares.")] = 1024
-    turn_tokens: Annotated[int, Meta(ge=1, description="New tokens of a turn, mean.")] = 256
-    output_tokens: Annotated[int, Meta(ge=1, description="Tokens of an answer, mean.")] = 128
-    spread: Annotated[float, Meta(ge=0, le=3, description="Spread of lengths (sigma).")] = 0.5
-    think_s: Annotated[float, Meta(ge=0, description="Seconds between turns, mean.")] = 10.0
-
-
-class WorkloadSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What arrives. Exactly one of a trace and `synthetic`; a trace may also be named on the command line."""
-
-    duration_s: Annotated[float, Meta(gt=0, description="Seconds that are simulated.")] = 3600.0
-    trace: str | None = None
-    """Path of a trace, relative to the scenario's folder."""
-    format: Annotated[
-        str, Meta(pattern="^(mooncake|azure|sessions)$", description="Format of the trace.")
-    ] = "mooncake"
-    copies: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=100_000,
-            description=(
-                "Times the trace's rate: whole copies are laid over each other, each shifted and sharing nothing; "
-                "what is left stretches the gaps."
-            ),
-        ),
-    ] = 1.0
-    per_replica: bool = False
-    """True: `copies`, or rate and groups of `synthetic`, are for each replica: its load stays when the fleet grows."""
-    diurnal_low: Annotated[
-        float, Meta(gt=0, le=1, description="Least rate over the mean in a day's shape.")
-    ] = 1.0
-    diurnal_period_s: Annotated[float, Meta(gt=0, description="Length of that day, seconds.")] = (
-        86_400.0
-    )
-    synthetic: SyntheticSection | None = None
-
-
-class FaultSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that happens to a replica at a time."""
-
-    at_s: Annotated[float, Meta(ge=0, description="When, seconds from the start.")]
-    kind: Annotated[
-        str,
-        Meta(
-            pattern="^(kill|lose|drain|add|slow)$",
-            description="What: kill restarts, lose does not.",
-        ),
-    ]
-    replica: Annotated[int, Meta(ge=0, description="Which, by number; not for add.")] = 0
-    factor: Annotated[float, Meta(gt=0, description="Times as long for each step (slow).")] = 1.0
-
-
-class ObjectiveSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request must get to count as good."""
-
-    ttft_ms: Positive | None = None
-    tpot_ms: Positive | None = None
-
-
-class Scenario(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a simulation is told."""
-
-    name: Annotated[str, Meta(min_length=1, description="What the reports call it.")]
-    replica: ReplicaSection
-    fleet: FleetSection
-    workload: WorkloadSection
-    routing: RoutingSection = RoutingSection()
-    objective: ObjectiveSection = ObjectiveSection()
-    faults: tuple[FaultSection, ...] = ()
-    seed: Annotated[int, Meta(ge=0, description="Seed of everything that is drawn.")] = 1
-    warm_s: Annotated[
-        float, Meta(ge=0, description="Seconds at the start that no figure counts.")
-    ] = 0.0
-
-
 def parse_scenario(text: str, *, source: str) -> Scenario:
     """Read a scenario's text; raises `ScenarioError` that names file, line and field."""
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{source}: {error}") from error
-    scenario = _converted(tree, Scenario, text, source)
-    _check(scenario, text, source)
+    scenario = _parsed(text, Scenario, source)
+    check(scenario, text, source)
     return scenario
 
 
-class _RoutingFile(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file that says nothing but where requests go."""
+class Variant(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy's file: sections that stand in for the scenario's. At least one; those not there stay."""
 
-    routing: RoutingSection
+    routing: RoutingSection | None = None
+    roles: RolesSection | None = None
+    local_prefill: LocalPrefillSection | None = None
+    speculation: SpeculationSection | None = None
+
+
+def parse_variant(text: str, *, source: str) -> Variant:
+    """Read a policy's file, a TOML text of [routing], [roles], [local_prefill] or [speculation].
+
+    Raises `ScenarioError`.
+    """
+    variant = _parsed(text, Variant, source)
+    if variant == Variant():
+        raise ScenarioError(
+            f"{source}: says nothing; a policy's file has [routing], [roles], [local_prefill] or [speculation]"
+        )
+    return variant
+
+
+def varied(scenario: Scenario, variant: Variant, *, source: str) -> Scenario:
+    """Return the scenario with a variant's sections; raises `ScenarioError` if the two do not go together."""
+    told = {
+        name: getattr(variant, name)
+        for name in variant.__struct_fields__
+        if getattr(variant, name) is not None
+    }
+    made = msgspec.structs.replace(scenario, **told)
+    check(made, "", source)
+    return made
 
 
 def parse_routing(text: str, *, source: str) -> RoutingSection:
-    """Read a policy's file, a TOML text with a [routing] section; raises `ScenarioError`."""
+    """Read a policy's file for its [routing] section alone; raises `ScenarioError` without one."""
+    routing = parse_variant(text, source=source).routing
+    if routing is None:
+        raise ScenarioError(f"{source}: has no [routing] section, which is what is asked for here")
+    return routing
+
+
+def _parsed(text: str, kind: type[T], source: str) -> T:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{source}: {error}") from error
-    return _converted(tree, _RoutingFile, text, source).routing
-
-
-def _converted(tree: dict[str, object], kind: type[T], text: str, source: str) -> T:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
@@ -214,88 +91,131 @@ def _located(message: str, text: str, source: str) -> str:
     """Put the line of the key into msgspec's message, which knows only its path."""
     path = re.search(r"`\$\.?([^`]*)`", message)
     unknown = re.search(r"unknown field `([^`]+)`", message)
-    key = unknown[1] if unknown else path[1].rpartition(".")[2] if path else ""
-    section = (path[1] if unknown else path[1].rpartition(".")[0]) if path else ""
+    missing = re.search(r"missing required field `([^`]+)`", message)
+    told = path[1] if path else ""
+    # A list of values is one key: which of them it is stays in the message.
+    key = (
+        unknown[1]
+        if unknown
+        else ""
+        if missing
+        else re.sub(r"\[\d+\]$", "", told).rpartition(".")[2]
+    )
+    section = told if unknown or missing else told.rpartition(".")[0]
     line = line_of(text, section, key)
     return f"{source}, line {line}: {message}" if line else f"{source}: {message}"
 
 
 def line_of(text: str, section: str, key: str) -> int | None:
-    """Return the line of a key in a section of a TOML text ("" is the top), None if it is not written out."""
+    """Return the line of a key in a section of a TOML text, None if it is not written out.
+
+    "" is the top; "faults[1]" is the second `[[faults]]`; with a key of "" or one that is a section, its header.
+    """
+    number = re.search(r"\[(\d+)\]", section)
     wanted = re.sub(r"\[\d+\]", "", section)
-    at = ""
-    found = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    left = int(number[1]) + 1 if number else 0
+    at, found, inside = "", None, wanted == ""
+    for at_line, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[{1,2}\s*([\w.]+)\s*\]{1,2}", line)
         if header:
             at = header[1]
-            if at == f"{wanted}.{key}".strip("."):
-                found = found or number
-        elif at == wanted and re.match(rf"\s*{re.escape(key)}\s*=", line):
-            return number
+            left -= at == wanted
+            inside = at == wanted and left <= 0
+            if at == f"{wanted}.{key}".strip(".") and left <= 0:
+                found = found or at_line
+        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return at_line
     return found
 
 
-def _check(scenario: Scenario, text: str, source: str) -> None:
-    def refuse(section: str, key: str, problem: str) -> None:
-        line = line_of(text, section, key)
+def check(scenario: Scenario, text: str, source: str) -> None:
+    """Raise `ScenarioError` for a combination that cannot be; `text` is where its lines are looked up."""
+    for section, key, problem in _problems(scenario):
+        line = line_of(text, section, key) or line_of(text, section, "")
         where = f"{source}, line {line}" if line else source
-        raise ScenarioError(f"{where}: {problem} - at `$.{section}.{key}`")
+        path = f"{section}.{key}".strip(".")
+        raise ScenarioError(f"{where}: {problem} - at `$.{path}`")
 
-    if scenario.workload.trace is not None and scenario.workload.synthetic is not None:
-        refuse("workload", "trace", "give a trace or synthetic sessions, not both")
-    if scenario.replica.kv_tokens < scenario.replica.block_tokens:
-        refuse("replica", "kv_tokens", "holds no block of block_tokens")
-    if scenario.warm_s >= scenario.workload.duration_s:
-        refuse(
-            "", "warm_s", f"must be below the {scenario.workload.duration_s:g} s that are simulated"
-        )
-    cost = scenario.replica.cost
+
+def _problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+    """Yield (section, key, problem) for what cannot be."""
+    replica, workload, cost = scenario.replica, scenario.workload, scenario.replica.cost
+    if workload.trace is not None and workload.synthetic is not None:
+        yield "workload", "trace", "give a trace or synthetic sessions, not both"
+    if replica.kv_tokens < replica.block_tokens:
+        yield "replica", "kv_tokens", "holds no block of block_tokens"
+    if replica.host is not None and replica.engine != "slots":
+        yield "replica.host", "cores", "cores are shared by replicas with slots only"
+    if scenario.warm_s >= workload.duration_s:
+        yield "", "warm_s", f"must be below the {workload.duration_s:g} s that are simulated"
     if cost.overhead_ms + cost.weights_ms + cost.token_ms <= 0.0:
-        refuse(
-            "replica.cost", "overhead_ms", "a step must take time: one of the costs must be above 0"
-        )
+        problem = "a step must take time: one of the costs must be above 0"
+        yield "replica.cost", "overhead_ms", problem
     for number, fault in enumerate(scenario.faults):
         if fault.kind != "add" and fault.replica >= scenario.fleet.replicas:
-            refuse(
-                f"faults[{number}]",
-                "replica",
-                f"there are {scenario.fleet.replicas} replicas, numbered from 0",
-            )
+            there = f"there are {scenario.fleet.replicas} replicas, numbered from 0"
+            yield f"faults[{number}]", "replica", there
+        if fault.kind == "slow_link" and scenario.roles is None:
+            yield f"faults[{number}]", "kind", "without [roles] no KV is on any link"
+    yield from _role_problems(scenario)
+    yield from _speculation_problems(scenario)
+    yield from _rollout_problems(scenario)
 
 
-def replica_spec(scenario: Scenario) -> ReplicaSpec:
-    """Return what a replica of the scenario can do."""
-    section = scenario.replica
-    cost = StepCost(
-        **{name: getattr(section.cost, name) for name in section.cost.__struct_fields__}
-    )
-    return ReplicaSpec(
-        cost=cost,
-        kv_tokens=section.kv_tokens,
-        block_tokens=section.block_tokens,
-        budget_tokens=section.budget_tokens,
-        streams_max=section.streams_max,
-    )
+def _role_problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+    roles, objective = scenario.roles, scenario.objective
+    if roles is None:
+        return
+    if scenario.replica.engine == "slots":
+        yield "roles", "prefill", 'replicas with slots hand no KV over; use engine = "paged"'
+    if roles.prefill >= scenario.fleet.replicas:
+        yield "roles", "prefill", "leaves no replica to decode; at least one must"
+    control = roles.control
+    if control is None:
+        return
+    if objective.ttft_ms is None or objective.tpot_ms is None:
+        problem = "role control needs both targets: give objective.ttft_ms and objective.tpot_ms"
+        yield "roles.control", "tick_s", problem
+    if control.act_below >= control.act_above:
+        yield "roles.control", "act_below", "must be below act_above: between them nothing moves"
 
 
-def fleet_spec(scenario: Scenario, policy: str) -> FleetSpec:
-    """Return the fleet of the scenario under a policy."""
-    fleet = scenario.fleet
-    return FleetSpec(
-        replica=replica_spec(scenario),
-        replicas=fleet.replicas,
-        policy=policy,
-        gateways=fleet.gateways,
-        probe_s=fleet.probe_s,
-        hop_ms=fleet.hop_ms,
-        start_s=fleet.start_s,
-        timeout_s=fleet.timeout_s,
-        in_flight_max=fleet.in_flight_max,
-        index_blocks=scenario.routing.index_blocks,
-    )
+def _speculation_problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+    rollout = scenario.rollout
+    candidate = None if rollout is None else rollout.candidate
+    told = {
+        "speculation": scenario.speculation,
+        "rollout.candidate.speculation": None if candidate is None else candidate.speculation,
+    }
+    for section, speculation in told.items():
+        if speculation is None:
+            continue
+        if scenario.replica.engine == "slots":
+            yield section, "depth", 'replicas with slots do not draft; use engine = "paged"'
+        labels = [one.label for one in speculation.acceptance]
+        for number, one in enumerate(speculation.acceptance):
+            where = f"{section}.acceptance[{number}]"
+            if labels.index(one.label) < number:
+                yield where, "label", f"label {one.label!r} is told twice"
+            if list(one.by_position) != sorted(one.by_position, reverse=True):
+                problem = "must not rise: a draft's token counts only if all before it did"
+                yield where, "by_position", problem
 
 
-def objective_of(scenario: Scenario) -> Objective:
-    """Return what counts as good."""
-    return Objective(ttft_ms=scenario.objective.ttft_ms, tpot_ms=scenario.objective.tpot_ms)
+def _rollout_problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+    rollout = scenario.rollout
+    if rollout is None:
+        return
+    if (rollout.policy is None) == (rollout.candidate is None):
+        yield "rollout", "policy", "give a policy or a [rollout.candidate], one of the two"
+    if list(rollout.shares) != sorted(set(rollout.shares)):
+        yield "rollout", "shares", "must rise strictly"
+    if 2 * rollout.edge_s >= rollout.block_s:
+        yield "rollout", "edge_s", "leaves nothing of block_s: edges on both sides are dropped"
+    if rollout.start_s >= scenario.workload.duration_s:
+        yield "rollout", "start_s", "is after the end of what is simulated"
+    if rollout.candidate is not None and rollout.candidate.replicas >= scenario.fleet.replicas:
+        yield "rollout.candidate", "replicas", "leaves no replica to compare with"
+    if scenario.roles is not None and scenario.roles.control is not None and rollout.candidate:
+        problem = "role control and a candidate's replicas would move the same replicas"
+        yield "rollout.candidate", "replicas", problem

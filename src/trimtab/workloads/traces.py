@@ -74,6 +74,8 @@ class TraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's block ids in order, as runs of (first id, count) of consecutive ids. A block is
     `block_tokens` long, the last one may be shorter."""
     label: str
+    answer_runs: tuple[tuple[int, int], ...] = ()
+    """The same of its answer, where later prompts can be like it; its blocks go on where the prompt's end."""
 
 
 def render_trace(

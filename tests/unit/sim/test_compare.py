@@ -5,7 +5,8 @@ import pytest
 
 from trimtab.sim.compare import compare, differences_of, half_width
 from trimtab.sim.run import SimResult, simulate
-from trimtab.sim.scenario import Scenario, ScenarioError, parse_scenario
+from trimtab.sim.scenario import ScenarioError, parse_scenario
+from trimtab.sim.sections import Scenario
 
 TEXT = """name = "small"
 [replica]

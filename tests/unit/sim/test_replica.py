@@ -1,8 +1,10 @@
 """One simulated replica against times worked out by hand."""
 
+import msgspec
 import pytest
 
 from trimtab.core.step_cost import StepCost
+from trimtab.sim.drafts import DraftSpec
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.replica import Replica
@@ -21,17 +23,19 @@ COST = StepCost(
 class Bench:
     """A replica with what became of its jobs."""
 
-    def __init__(self, **spec: int) -> None:
+    def __init__(self, **spec: object) -> None:
         self.kernel = Kernel()
         self.ended: list[Job] = []
         self.stepped: list[int] = []
+        self.room: list[Job] = []
         listener = Listener(
             first_token=lambda _, job: None,
             ended=lambda _, job: self.ended.append(job),
             stepped=self.stepped.append,
+            has_room=lambda _, job: self.room.append(job),
         )
-        sizes = {"kv_tokens": 16_000, "budget_tokens": 256, "streams_max": 8, **spec}
-        self.replica = Replica(ReplicaSpec(cost=COST, **sizes), self.kernel, listener)
+        sizes = {"cost": COST, "kv_tokens": 16_000, "budget_tokens": 256, "streams_max": 8, **spec}
+        self.replica = Replica(ReplicaSpec(**sizes), self.kernel, listener)
 
     def send(self, at_s: float, job: Job) -> Job:
         """Send a job at a time."""
@@ -39,9 +43,11 @@ class Bench:
         return job
 
 
-def job(number: int, inputs: int, outputs: int, hashes: tuple[int, ...] = ()) -> Job:
+def job(
+    number: int, inputs: int, outputs: int, hashes: tuple[int, ...] = (), **more: object
+) -> Job:
     """A request of so many tokens."""
-    return Job(id=number, input_tokens=inputs, output_tokens=outputs, hashes=hashes)
+    return Job(id=number, input_tokens=inputs, output_tokens=outputs, hashes=hashes, **more)
 
 
 def test_lone_request_takes_one_prefill_step_and_a_decode_step_per_further_token() -> None:
@@ -134,20 +140,113 @@ def test_killed_replica_loses_what_it_had_and_can_serve_again() -> None:
     assert (lost.failed, fresh.cached_tokens, fresh.failed) == ("lost", 0, None)
 
 
+def drafts(*shares: float, depth: int | None = None, **more: object) -> DraftSpec:
+    """Drafts that are accepted at these shares, whatever the label."""
+    return DraftSpec(acceptance={"": shares}, depth=depth, **more)
+
+
 def test_accepted_drafts_shorten_an_answer_and_cost_their_verification() -> None:
     """Two tokens a step halve the steps; three drafted tokens are computed beside the stream's own."""
+    took = []
+    for spec in (None, drafts(0.5, 0.3, 0.2, depth=3)):
+        bench = Bench(drafts=spec)
+        one = bench.send(0.0, job(1, 100, 41))
+        bench.kernel.run()
+        assert one.finished_s is not None
+        assert one.first_token_s is not None
+        took.append(one.finished_s - one.first_token_s)
+    assert took[1] / took[0] == pytest.approx(0.5, abs=0.01)
+    assert bench.replica.decodes.drafted_tokens == pytest.approx(3 * 20)
+    assert bench.replica.decodes.accepted_tokens == pytest.approx(20)
+    many = [
+        Bench(drafts=spec, streams_max=200, budget_tokens=400)
+        for spec in (None, drafts(0.1, depth=4))
+    ]
+    for bench in many:
+        for number in range(64):
+            bench.send(0.0, job(number, 4, 40))
+        bench.kernel.run()
+    assert many[1].kernel.now_s > 1.3 * many[0].kernel.now_s
+
+
+def test_drafts_of_each_label_are_accepted_as_told_and_making_them_takes_time() -> None:
+    """Edits copy; questions do not."""
+    spec = DraftSpec(acceptance={"": (0.0,), "edit": (1.0,)}, depth=1, draft_ms=2.0)
+    bench = Bench(drafts=spec)
+    edit = bench.send(0.0, job(1, 100, 41, label="edit"))
+    other = bench.send(10.0, job(2, 100, 41))
+    bench.kernel.run()
+    assert edit.finished_s is not None
+    assert edit.first_token_s is not None
+    assert other.finished_s is not None
+    assert other.first_token_s is not None
+    steps = (edit.finished_s - edit.first_token_s, other.finished_s - other.first_token_s)
+    assert steps[0] == pytest.approx(sum(12.5 + 0.001 * (101 + 2 * at) for at in range(20)) / 1000)
+    assert steps[1] == pytest.approx(sum(12.5 + 0.001 * (101 + at) for at in range(40)) / 1000)
+
+
+def test_depth_policy_drafts_alone_and_stops_in_a_crowd_without_losing_a_token() -> None:
+    """190 streams of 0.1 ms a token are over the 8 ms of the weights."""
+    cost = msgspec.structs.replace(COST, stream_ms=0.0)
+    bench = Bench(cost=cost, drafts=drafts(0.3, 0.1), streams_max=200, budget_tokens=1000)
+    first = bench.send(0.0, job(0, 50, 2000))
+    crowd = [bench.send(3.0, job(number, 10, 300)) for number in range(1, 190)]
+    bench.kernel.run(2.9)
+    drafter = bench.replica.drafter
+    assert drafter is not None
+    assert drafter.depth > 0
+    bench.kernel.run(4.0)
+    assert drafter.depth == 0
+    bench.kernel.run()
+    assert {one.generated for one in crowd} == {300}
+    assert (first.generated, bench.replica.pool.available) == (2000, bench.replica.pool.blocks)
+
+
+def test_prompt_that_is_handed_over_keeps_its_blocks_until_they_were_fetched() -> None:
+    """A second prompt has to wait for the room."""
+    bench = Bench(kv_tokens=320)
+    first = bench.send(0.0, job(1, 200, 1, hands_over=True))
+    second = bench.send(0.0, job(2, 200, 1, hands_over=True))
+    bench.kernel.run()
+    assert [one.id for one in bench.ended] == [1]
+    assert not bench.replica.is_idle
+    bench.replica.handed_over(bench.kernel.now_s, first)
+    bench.kernel.run()
+    assert [one.id for one in bench.ended] == [1, 2]
+    bench.replica.handed_over(bench.kernel.now_s, second)
+    bench.replica.handed_over(bench.kernel.now_s, second)
+    assert bench.replica.is_idle
+    assert bench.replica.pool.available == bench.replica.pool.blocks
+
+
+@pytest.mark.parametrize(("complete", "computed"), [(True, 1), (False, 100)])
+def test_incoming_prompt_waits_for_its_kv_and_computes_what_did_not_come(
+    complete: bool, computed: int
+) -> None:
+    """Its last token, which gives the first of the answer, or all of it; meanwhile others run."""
     bench = Bench()
-    plain = bench.send(0.0, job(1, 100, 41))
+    comes = bench.send(0.0, job(1, 100, 2, incoming=True))
+    other = bench.send(0.0, job(2, 100, 2))
     bench.kernel.run()
-    drafted = bench.send(10.0, job(2, 100, 41))
-    drafted.tokens_per_step, drafted.drafted = 2.0, 3.0
+    assert [one.id for one in bench.room] == [1]
+    assert (comes.first_token_s, [one.id for one in bench.ended]) == (None, [2])
+    before = bench.replica.prefill_tokens
+    bench.kernel.at(1.0, lambda now_s, _: bench.replica.received(now_s, comes, complete=complete))
     bench.kernel.run()
-    assert plain.finished_s is not None
-    assert plain.first_token_s is not None
-    assert drafted.finished_s is not None
-    assert drafted.first_token_s is not None
-    ratio = (drafted.finished_s - drafted.first_token_s) / (plain.finished_s - plain.first_token_s)
-    assert ratio == pytest.approx(0.5, abs=0.01)
+    assert comes.generated == other.generated == 2
+    assert bench.replica.prefill_tokens - before == computed
+    assert bench.replica.is_idle
+
+
+def test_client_that_leaves_while_kv_is_on_its_way_strands_nothing() -> None:
+    """Its blocks are free at once."""
+    bench = Bench()
+    comes = bench.send(0.0, job(1, 100, 2, incoming=True))
+    bench.kernel.run()
+    bench.replica.cancel(1.0, comes, "its client left")
+    bench.replica.received(1.0, comes, complete=True)
+    assert bench.replica.is_idle
+    assert bench.replica.pool.available == bench.replica.pool.blocks
 
 
 def test_every_step_of_the_streams_is_told_once() -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from trimtab.sim.scenario import ScenarioError, parse_routing, parse_scenario
+from trimtab.sim.scenario import (
+    ScenarioError,
+    parse_routing,
+    parse_scenario,
+    parse_variant,
+    varied,
+)
 
 GOOD = """name = "x"
 warm_s = 1
@@ -68,8 +74,82 @@ def test_text_that_is_no_toml_is_refused_with_its_place() -> None:
         parse_scenario("name = = 1", source="x.toml")
 
 
+ROLES = """[roles]
+prefill = 1
+kv_bytes_per_token = 131072
+link_bytes_per_s = 1e9
+[roles.control]
+act_above = 0.55
+[objective]
+ttft_ms = 500
+tpot_ms = 40
+[[speculation.acceptance]]
+by_position = [0.5, 0.4]
+[[speculation.acceptance]]
+label = "edit"
+by_position = [0.9, 0.8]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("prefill = 1", "prefill = 2", "x.toml, line 16: leaves no replica to decode"),
+        ("prefill = 1", "prefil = 1", "x.toml, line 16: Object contains unknown field `prefil`"),
+        (
+            "link_bytes_per_s = 1e9",
+            "link_bytes_per_s = -1",
+            "x.toml, line 18: Expected `float` > 0.0",
+        ),
+        ("kv_bytes_per_token = 131072\n", "", "x.toml, line 15: Object missing required field"),
+        ("act_above = 0.55", "act_above = 0.3", "x.toml, line 19: must be below act_above"),
+        ("tpot_ms = 40", "", "x.toml, line 19: role control needs both targets"),
+        ("[0.5, 0.4]", "[0.4, 0.5]", "x.toml, line 25: must not rise"),
+        ("[0.9, 0.8]", "[1.9, 0.8]", "x.toml, line 28: Expected `float` <= 1.0"),
+        (
+            'label = "edit"',
+            'lable = "edit"',
+            "x.toml, line 27: Object contains unknown field `lable`",
+        ),
+        ('label = "edit"', 'label = ""', "x.toml, line 27: label '' is told twice"),
+        ("by_position = [0.9, 0.8]", "", "x.toml, line 26: Object missing required field"),
+    ],
+)
+def test_error_in_roles_or_speculation_names_line_and_field(old: str, new: str, told: str) -> None:
+    """Of lists the right entry."""
+    parse_scenario(GOOD + ROLES, source="x.toml")
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(GOOD + ROLES.replace(old, new), source="x.toml")
+    assert told in str(caught.value)
+
+
+def test_roles_need_paged_replicas_and_slow_links_need_roles() -> None:
+    """What slots hold cannot be handed over by blocks."""
+    slots = GOOD.replace("kv_tokens = 4096", 'kv_tokens = 4096\nengine = "slots"')
+    with pytest.raises(ScenarioError, match="line 17: replicas with slots hand no KV over"):
+        parse_scenario(slots + ROLES, source="x.toml")
+    fault = '[[faults]]\nat_s = 1\nkind = "kill"\n[[faults]]\nat_s = 2\nkind = "slow_link"\n'
+    with pytest.raises(ScenarioError, match=r"line 20: without \[roles\] no KV is on any link"):
+        parse_scenario(GOOD + fault, source="x.toml")
+
+
+def test_policy_file_stands_in_for_sections_and_says_something() -> None:
+    """Sections that it does not have stay; what does not go together is refused."""
+    scenario = parse_scenario(GOOD + ROLES, source="x.toml")
+    variant = parse_variant('[local_prefill]\nmode = "remote"\n', source="p.toml")
+    made = varied(scenario, variant, source="p.toml")
+    assert (made.local_prefill.mode, made.roles) == ("remote", scenario.roles)
+    wrong = parse_variant(
+        ROLES.partition("[objective]")[0].replace("= 1\n", "= 2\n"), source="p.toml"
+    )
+    with pytest.raises(ScenarioError, match=r"p\.toml: leaves no replica to decode"):
+        varied(scenario, wrong, source="p.toml")
+    with pytest.raises(ScenarioError, match="says nothing"):
+        parse_variant("", source="p.toml")
+
+
 def test_policy_file_says_where_requests_go_and_nothing_else() -> None:
-    """A [routing] section alone."""
+    """A [routing] section, where only that is asked for."""
     assert parse_routing("[routing]\nload_bound = 1.5\n", source="p.toml").load_bound == 1.5
     with pytest.raises(ScenarioError, match=r"p\.toml, line 2"):
         parse_routing("[routing]\nload_bond = 1.5\n", source="p.toml")

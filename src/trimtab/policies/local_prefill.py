@@ -1,0 +1,300 @@
+"""Local or remote, per request: prefill a prompt where it will be decoded, or on a prefill replica that hands KV over.
+
+Law, in predicted milliseconds:
+    local    queue + prefill(uncached on the decode side) + stall_weight * streams * stall
+    remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + one step
+    stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
+Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
+than a chunk never travels, nor does one with next to no answer; without a prefill replica that pairs, with an unknown
+on either side, and after a hand-over that failed, it is local. Both predictions are kept with the reason.
+
+`stall_weight` turns a stream's delay into one request's: a stall of s spread over the rest of an answer of n tokens
+moves TPOT by s / n, so against targets it weighs TTFT target / (n * TPOT target); 0.1 is 500 ms, 40 ms and 125 tokens.
+
+Predictions are scored against outcomes (`scored`); the correction stays within [0.5, 2] and counts how often it pegs.
+
+Failure modes: costs fitted on another context length; links whose rate was learned from few transfers; a queue that
+grew since it was seen (the pool is judged by what this gateway sent there).
+
+Source: NVIDIA Dynamo's conditional disaggregation (short or cached prompts local, long queues local); the stall of
+decodes behind prefill chunks as in Agrawal et al., "Sarathi-Serve", 2024.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from trimtab.core.cost import CostModel
+
+CORRECTION_LIMITS: Final = (0.5, 2.0)
+CORRECTION_SMOOTHING: Final = 0.1
+ANSWER_TOKENS_MIN: Final = 2
+"""An answer of one token needs no decode: there is nothing to keep from stalling, and nothing to hand over for."""
+
+CANDIDATES_MAX: Final = 8
+"""Prefill replicas that a decision keeps: those with the best predictions."""
+
+
+class PrefillPlace(StrEnum):
+    """Where a prompt is prefilled."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+
+
+class PrefillReason(StrEnum):
+    """Why a prompt is prefilled where it is. Closed: a new rule needs a new reason."""
+
+    CACHED = "cached"
+    SHORT_PROMPT = "short_prompt"
+    SHORT_ANSWER = "short_answer"
+    NO_PREFILL_REPLICA = "no_prefill_replica"
+    KV_KEYS_DIFFER = "kv_keys_differ"
+    UNKNOWN_COST = "unknown_cost"
+    UNKNOWN_TRANSFER = "unknown_transfer"
+    AFTER_FAILURE = "after_failure"
+    AS_TOLD = "as_told"
+    LOCAL_FASTER = "local_faster"
+    REMOTE_FASTER = "remote_faster"
+
+
+class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the decision is told. `margin`: part of the local prediction by which remote must be faster.
+
+    `always`: one place for every request, to be compared with; unknowns and failures stay local. None: by prediction.
+    """
+
+    chunk_tokens: Annotated[int, Meta(ge=0)] = 2048
+    stall_weight: Annotated[float, Meta(ge=0.0)] = 0.1
+    margin: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
+    always: PrefillPlace | None = None
+
+
+class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that routing has given its decode side. `output_tokens` None: its answer's length is unknown."""
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int | None = None
+    failed_before: bool = False
+
+
+class DecodeSide(msgspec.Struct, frozen=True, kw_only=True):
+    """The replica that will decode. `streams`: answers under way there; `queued_tokens`: prompt tokens before this."""
+
+    replica: str
+    held_tokens: int
+    queued_tokens: float
+    streams: float
+    cost: CostModel | None
+
+
+class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that prefills only. `setup_ms`, `transfer_ms_per_token`: of its link to the decode side.
+
+    `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's.
+    """
+
+    replica: str
+    held_tokens: int
+    queued_tokens: float
+    cost: CostModel | None
+    setup_ms: float | None
+    transfer_ms_per_token: float | None
+    transfers: int = 0
+    pairs: bool = True
+
+
+class PrefillPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One side's milliseconds, `terms` summing to `ms`; `stall` is others' delay, the rest the request's own."""
+
+    replica: str
+    terms: dict[str, float]
+
+    @property
+    def ms(self) -> float:
+        """All of it, as sides are compared."""
+        return sum(self.terms.values())
+
+    @property
+    def own_ms(self) -> float:
+        """What the request itself waits, which is what an outcome can be compared with."""
+        return self.ms - self.terms.get("stall", 0.0)
+
+
+class PrefillDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt is prefilled and why; `local` and `remote` (the best pool member) None where not predicted."""
+
+    request_id: str
+    place: PrefillPlace
+    replica: str
+    reason: PrefillReason
+    local: PrefillPrediction | None = None
+    remote: PrefillPrediction | None = None
+    others: tuple[PrefillPrediction, ...] = ()
+
+
+class Corrections(msgspec.Struct, frozen=True, kw_only=True):
+    """Factors on both predictions, learned from outcomes. `pegged`: outcomes that a factor could not follow."""
+
+    local: float = 1.0
+    remote: float = 1.0
+    scored: int = 0
+    pegged: int = 0
+    error_sum: float = 0.0
+
+    @property
+    def error_mean(self) -> float | None:
+        """Mean of |predicted - observed| / observed over the decisions scored, None without any."""
+        return self.error_sum / self.scored if self.scored else None
+
+
+UNCORRECTED: Final = Corrections()
+
+
+def decide(
+    request: PrefillRequest,
+    decode: DecodeSide,
+    pool: Sequence[PrefillSide],
+    rules: PrefillRules,
+    corrections: Corrections = UNCORRECTED,
+) -> PrefillDecision:
+    """Decide for one request; ties between prefill replicas go to the lower id."""
+    uncached = request.prompt_tokens - decode.held_tokens
+    refusal = _refusal(request, uncached, rules)
+    if refusal is not None:
+        return _local(request, decode, refusal)
+    if decode.cost is None:
+        return _local(request, decode, PrefillReason.UNKNOWN_COST)
+    local = _predict_local(decode, decode.cost, uncached, rules, corrections)
+    found = [_predict_remote(request, decode, side, corrections) for side in pool]
+    able = sorted(
+        (one for one in found if isinstance(one, PrefillPrediction)),
+        key=lambda one: (one.ms, one.replica),
+    )
+    if not able:
+        reasons = [one for one in found if isinstance(one, PrefillReason)]
+        reason = reasons[0] if reasons else PrefillReason.NO_PREFILL_REPLICA
+        return _local(request, decode, reason, local)
+    best = able[0]
+    remote = best.ms < local.ms * (1.0 - rules.margin)
+    faster = PrefillReason.REMOTE_FASTER if remote else PrefillReason.LOCAL_FASTER
+    if rules.always is PrefillPlace.REMOTE:
+        remote, faster = True, PrefillReason.AS_TOLD
+    return PrefillDecision(
+        request_id=request.request_id,
+        place=PrefillPlace.REMOTE if remote else PrefillPlace.LOCAL,
+        replica=best.replica if remote else decode.replica,
+        reason=faster,
+        local=local,
+        remote=best,
+        others=tuple(able[1:CANDIDATES_MAX]),
+    )
+
+
+def scored(corrections: Corrections, decision: PrefillDecision, observed_ms: float) -> Corrections:
+    """Take in how long a request really waited for its prompt to be there; unknowns teach nothing."""
+    is_local = decision.place is PrefillPlace.LOCAL
+    predicted = decision.local if is_local else decision.remote
+    if predicted is None or predicted.own_ms <= 0.0 or not 0.0 < observed_ms < math.inf:
+        return corrections
+    before = corrections.local if is_local else corrections.remote
+    low, high = CORRECTION_LIMITS
+    sample = before * observed_ms / predicted.own_ms
+    after = before + CORRECTION_SMOOTHING * (min(high, max(low, sample)) - before)
+    error = abs(predicted.own_ms - observed_ms) / observed_ms
+    changed = msgspec.structs.replace(
+        corrections,
+        scored=corrections.scored + 1,
+        pegged=corrections.pegged + (not low <= sample <= high),
+        error_sum=corrections.error_sum + error,
+    )
+    if is_local:
+        return msgspec.structs.replace(changed, local=after)
+    return msgspec.structs.replace(changed, remote=after)
+
+
+def stall_ms(cost: CostModel, tokens: float, chunk_tokens: int) -> float:
+    """Return how much longer a stream waits while `tokens` are prefilled in chunks between its tokens.
+
+    Each chunk's step gives every stream a token too, so that only what exceeds a plain step counts.
+    """
+    chunks = math.ceil(tokens / max(1, chunk_tokens))
+    return max(0.0, cost.prefill_ms(tokens) - chunks * cost.step_base_ms)
+
+
+def _refusal(request: PrefillRequest, uncached: int, rules: PrefillRules) -> PrefillReason | None:
+    if request.failed_before:
+        return PrefillReason.AFTER_FAILURE
+    if rules.always is not None:
+        return PrefillReason.AS_TOLD if rules.always is PrefillPlace.LOCAL else None
+    if request.prompt_tokens <= rules.chunk_tokens:
+        return PrefillReason.SHORT_PROMPT
+    if uncached <= rules.chunk_tokens:
+        return PrefillReason.CACHED
+    if request.output_tokens is not None and request.output_tokens < ANSWER_TOKENS_MIN:
+        return PrefillReason.SHORT_ANSWER
+    return None
+
+
+def _local(
+    request: PrefillRequest,
+    decode: DecodeSide,
+    reason: PrefillReason,
+    local: PrefillPrediction | None = None,
+) -> PrefillDecision:
+    return PrefillDecision(
+        request_id=request.request_id,
+        place=PrefillPlace.LOCAL,
+        replica=decode.replica,
+        reason=reason,
+        local=local,
+    )
+
+
+def _predict_local(
+    decode: DecodeSide,
+    cost: CostModel,
+    uncached: int,
+    rules: PrefillRules,
+    corrections: Corrections,
+) -> PrefillPrediction:
+    stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, rules.chunk_tokens)
+    factor = corrections.local
+    return PrefillPrediction(
+        replica=decode.replica,
+        terms={
+            "queue": factor * cost.prefill_ms(decode.queued_tokens),
+            "prefill": factor * cost.prefill_ms(uncached),
+            "stall": stall,
+        },
+    )
+
+
+def _predict_remote(
+    request: PrefillRequest, decode: DecodeSide, side: PrefillSide, corrections: Corrections
+) -> PrefillPrediction | PrefillReason:
+    if not side.pairs:
+        return PrefillReason.KV_KEYS_DIFFER
+    if side.cost is None or decode.cost is None:
+        return PrefillReason.UNKNOWN_COST
+    if side.setup_ms is None or side.transfer_ms_per_token is None:
+        return PrefillReason.UNKNOWN_TRANSFER
+    factor = corrections.remote
+    moved = request.prompt_tokens - decode.held_tokens
+    computed = max(1, request.prompt_tokens - side.held_tokens)
+    return PrefillPrediction(
+        replica=side.replica,
+        terms={
+            "queue": factor * side.cost.prefill_ms(side.queued_tokens),
+            "prefill": factor * side.cost.prefill_ms(computed),
+            "setup": factor * side.setup_ms,
+            "transfer": factor * moved * side.transfer_ms_per_token * (1 + side.transfers),
+            # The decode side computes the prompt's last token, which gives the first of the answer.
+            "step": factor * decode.cost.step_ms(decode.streams + 1.0),
+        },
+    )

@@ -1,0 +1,129 @@
+"""What a gateway knows of its prefill replicas and their links, and what it asks `policies.local_prefill` with.
+
+Deciding is pure; this shell gathers what it looks at (the load state's pool, what the prefix index believes, rates
+learned per pair) and folds outcomes back. The same object serves a live gateway and a simulated one.
+
+Failure mode: a pair that never handed anything over has the rate it was told, or none, and then nothing travels there.
+"""
+
+from typing import Final
+
+import msgspec
+
+from trimtab.core.cost import CostModel
+from trimtab.policies.loadstate import LoadState
+from trimtab.policies.local_prefill import (
+    Corrections,
+    DecodeSide,
+    PrefillDecision,
+    PrefillPlace,
+    PrefillRequest,
+    PrefillRules,
+    PrefillSide,
+    decide,
+    scored,
+)
+from trimtab.policies.router import Routed
+
+RATE_SMOOTHING: Final = 0.2
+POOL_LOOKED_AT: Final = 16
+"""Prefill replicas that a decision weighs: those with the fewest prompt tokens before them."""
+
+
+class LinkRate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hand-over costs between two replicas: set-up, and milliseconds per token when it is alone on its link."""
+
+    setup_ms: float
+    ms_per_token: float
+    samples: int = 0
+
+
+class PrefillPool:
+    """Decides local or remote for routed requests. `cost` None: nothing was measured, so everything stays local."""
+
+    def __init__(
+        self,
+        load: LoadState,
+        rules: PrefillRules,
+        *,
+        cost: CostModel | None,
+        told: LinkRate | None = None,
+    ) -> None:
+        """Take the load state; `told`: the rate of pairs that have not handed anything over yet."""
+        self.load = load
+        self.rules = rules
+        self.cost = cost
+        self.corrections = Corrections()
+        self._told = told
+        self._rates: dict[tuple[str, str], LinkRate] = {}
+        self._moving: dict[str, int] = {}
+
+    def choose(self, routed: Routed, *, failed_before: bool = False) -> PrefillDecision:
+        """Decide where the prompt of a routed request is prefilled; its decode side is where routing sent it."""
+        assert routed.replica is not None
+        decode = routed.replica
+        held = routed.request.holdings
+        request = PrefillRequest(
+            request_id=routed.request.request_id,
+            prompt_tokens=routed.prompt_tokens,
+            output_tokens=routed.request.output_tokens_expected,
+            failed_before=failed_before,
+        )
+        # Routing looked before it counted this request, so its own prompt is not among those before it.
+        side = DecodeSide(
+            replica=decode.id,
+            held_tokens=held.by(decode.id),
+            queued_tokens=decode.prefill_tokens_outstanding,
+            streams=decode.running,
+            cost=self.cost,
+        )
+        pool = []
+        uncached = routed.prompt_tokens - side.held_tokens
+        if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
+            pool = [
+                self._side(one, decode.id, held.by(one), queued)
+                for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)
+            ]
+        return decide(request, side, pool, self.rules, self.corrections)
+
+    def _side(self, replica: str, decode: str, held: int, queued: float) -> PrefillSide:
+        rate = self._rates.get((replica, decode), self._told)
+        return PrefillSide(
+            replica=replica,
+            held_tokens=held,
+            queued_tokens=queued,
+            cost=self.cost,
+            setup_ms=None if rate is None else rate.setup_ms,
+            transfer_ms_per_token=None if rate is None else rate.ms_per_token,
+            transfers=self._moving.get(replica, 0),
+        )
+
+    def sent(self, decision: PrefillDecision) -> None:
+        """Note that a prompt goes to a prefill replica; `ended` must follow once."""
+        assert decision.place is PrefillPlace.REMOTE
+        self._moving[decision.replica] = self._moving.get(decision.replica, 0) + 1
+
+    def ended(self, decision: PrefillDecision) -> None:
+        """Note that a hand-over is over, however it went."""
+        self._moving[decision.replica] -= 1
+
+    def moved(
+        self, decision: PrefillDecision, decode: str, *, tokens: float, setup_ms: float, ms: float
+    ) -> None:
+        """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
+        if tokens <= 0.0:
+            return
+        key, sample = (decision.replica, decode), ms / tokens
+        before = self._rates.get(key, self._told)
+        if before is None:
+            self._rates[key] = LinkRate(setup_ms=setup_ms, ms_per_token=sample, samples=1)
+            return
+        self._rates[key] = LinkRate(
+            setup_ms=before.setup_ms + RATE_SMOOTHING * (setup_ms - before.setup_ms),
+            ms_per_token=before.ms_per_token + RATE_SMOOTHING * (sample - before.ms_per_token),
+            samples=before.samples + 1,
+        )
+
+    def observed(self, decision: PrefillDecision, waited_ms: float) -> None:
+        """Score a decision by how long its request waited for its first token."""
+        self.corrections = scored(self.corrections, decision, waited_ms)

@@ -1,0 +1,223 @@
+"""One simulated replica of llama.cpp: slots that hold one chain each instead of blocks that all share.
+
+Law, per step: every decoding slot gets a token; what is left of the step's token budget goes to prompts in order of
+slot, so that a prompt is prefilled in chunks while others decode. A request takes the slot that `core.prefix_slots`
+says, keeps what of its chain it has in common and overwrites the rest; with all slots busy it waits, first come first
+served. A step's time is `core.step_cost` times the pace of the host whose cores the replicas share.
+
+A slot keeps what it generated (`Job.after`, where told) behind its prompt. A chain is compared by whole blocks, so
+that reuse errs on the low side by less than one. KV never fills: a slot has room for a whole context, and what is
+longer is refused.
+
+Source: `update_slots` and `get_available_slot` of llama.cpp's server.
+"""
+
+import math
+from collections import deque
+
+from trimtab.core.prefix_slots import SlotCache
+from trimtab.sim.hosts import Host
+from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
+from trimtab.sim.kernel import Kernel
+from trimtab.sim.replica import RANK_STEP
+
+
+class SlotReplica:
+    """Runs jobs in virtual time, with the same face as `sim.replica.Replica`."""
+
+    def __init__(
+        self, spec: ReplicaSpec, kernel: Kernel, listener: Listener, host: Host | None = None
+    ) -> None:
+        """Take what it can do, whom to tell and on whose cores it runs; raises ValueError without a similarity."""
+        if spec.similarity is None:
+            raise ValueError("a replica with slots needs the similarity from which on one is taken")
+        self.spec = spec
+        self.slow = 1.0
+        self.waiting: deque[Job] = deque()
+        self.busy_s = 0.0
+        self.step_count = 0
+        self.decode_tokens = 0
+        self.prefill_tokens = 0
+        self.preemptions = 0
+        self._kernel = kernel
+        self._listener = listener
+        self._host = host or Host(HostSpec(cores=1, threads=1))
+        self._cache = SlotCache(spec.streams_max, spec.similarity)
+        self._slots: list[Job | None] = [None] * spec.streams_max
+        self._made: dict[int, float] = {}
+        self._ticks = 0
+        self._version = 0
+        self._at_work = False
+        # The step under way: what is left of it in milliseconds of a replica alone, since when, and at what pace.
+        self._left_ms = 0.0
+        self._since_s = 0.0
+        self._pace = 1.0
+        self._chunks: list[tuple[Job, int]] = []
+        self._decoded: list[Job] = []
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        return sum(1 for job in self._slots if job is not None)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are there, in a slot or waiting."""
+        return self.running + len(self.waiting)
+
+    @property
+    def used_share(self) -> float:
+        """Part (0 to 1) of the KV that slots at work hold."""
+        held = sum(job.prefilled + job.generated for job in self._slots if job is not None)
+        return min(1.0, held / self.spec.kv_tokens)
+
+    def submit(self, now_s: float, job: Job) -> None:
+        """Take a job; one that no slot has room for fails at once."""
+        job.arrived_s = now_s
+        if job.input_tokens + job.output_tokens > self.spec.kv_tokens // self.spec.streams_max:
+            job.failed, job.finished_s = "longer than a slot of the replica", now_s
+            self._listener.ended(now_s, job)
+            return
+        start_s = now_s + self.spec.cost.start_ms / 1000.0
+        if start_s > now_s:
+            self._kernel.at(start_s, self._enqueue, job)
+        else:
+            self._enqueue(now_s, job)
+
+    def _enqueue(self, now_s: float, job: Job) -> None:
+        if job.failed is not None:
+            return
+        self.waiting.append(job)
+        if not self._at_work:
+            self._plan(now_s)
+
+    def cancel(self, now_s: float, job: Job, reason: str) -> None:
+        """Take a job back, wherever it is; the step under way ends as planned. A job that ended changes nothing."""
+        if job.finished_s is not None:
+            return
+        job.failed, job.finished_s = reason, now_s
+        if job in self.waiting:
+            self.waiting.remove(job)
+        elif job in self._slots:
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
+            self._decoded = [other for other in self._decoded if other is not job]
+            self._leave(job)
+        self._listener.ended(now_s, job)
+
+    def kill(self, now_s: float, reason: str) -> list[Job]:
+        """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
+        there = [*self.waiting, *(job for job in self._slots if job is not None)]
+        lost = sorted(there, key=lambda job: job.id)
+        self.waiting.clear()
+        self._slots = [None] * self.spec.streams_max
+        self._cache = SlotCache(*self._cache.settings)
+        self._made.clear()
+        self._chunks, self._decoded = [], []
+        self._version += 1
+        self._rest(now_s)
+        for job in lost:
+            job.failed, job.finished_s = reason, now_s
+        return lost
+
+    def tell_steps(self, now_s: float) -> None:
+        """Do nothing: the listener is told of every step when it ends."""
+
+    def _plan(self, now_s: float) -> None:
+        """Fill free slots, then decide what the next step computes."""
+        while self.waiting and self.running < self.spec.streams_max:
+            self._start(now_s, self.waiting.popleft())
+        there = [job for job in self._slots if job is not None]
+        self._decoded = [job for job in there if job.prefill_left == 0]
+        self._chunks, pairs, context = [], 0.0, 0.0
+        tokens = sum(1.0 + job.drafted for job in self._decoded)
+        room = self.spec.budget_tokens - math.ceil(tokens)
+        for job in there:
+            size = min(job.prefill_left, room)
+            if size > 0:
+                self._chunks.append((job, size))
+                room -= size
+                tokens += size
+                pairs += size * (job.prefilled + size / 2.0)
+        if not self._decoded and not self._chunks:
+            self._rest(now_s)
+            return
+        context = sum(job.input_tokens + self._made[job.id] for job in self._decoded)
+        self._left_ms = self.slow * self.spec.cost.step_ms(
+            tokens=tokens, streams=len(self._decoded), context_tokens=context, pairs=pairs
+        )
+        if not self._at_work:
+            self._at_work = True
+            self._host.begin(now_s, id(self), self._repace)
+        self._since_s, self._pace = now_s, self._host.pace
+        self._schedule(now_s)
+
+    def _rest(self, now_s: float) -> None:
+        if self._at_work:
+            self._at_work = False
+            self._host.end(now_s, id(self))
+
+    def _repace(self, now_s: float, pace: float) -> None:
+        """Go on with the step under way at another pace."""
+        gone_s = now_s - self._since_s
+        self._left_ms = max(0.0, self._left_ms - gone_s * 1000.0 / self._pace)
+        self.busy_s += gone_s
+        self._since_s, self._pace = now_s, pace
+        self._schedule(now_s)
+
+    def _schedule(self, now_s: float) -> None:
+        self._version += 1
+        end_s = now_s + self._left_ms * self._pace / 1000.0
+        self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
+
+    def _start(self, now_s: float, job: Job) -> None:
+        """Give a job the slot that the engine would take."""
+        self._ticks += 1
+        place, reused = self._cache.take(tuple(job.hashes), job.id, self._ticks)
+        held = reused * self.spec.block_tokens if job.told_cached is None else job.told_cached
+        # An engine computes at least the last token of a prompt.
+        cached = min(held, job.input_tokens - 1)
+        job.scheduled_s, job.cached_tokens = now_s, cached
+        job.prefilled, job.prefill_left = cached, job.input_tokens - cached
+        self._slots[place] = job
+        self._made[job.id] = 0.0
+
+    def _step_over(self, now_s: float, version: int) -> None:
+        if version != self._version:
+            return
+        self.busy_s += now_s - self._since_s
+        self.step_count += 1
+        decoded, chunks = self._decoded, self._chunks
+        if decoded:
+            self._listener.stepped(1)
+        for job in decoded:
+            self._made[job.id] += job.tokens_per_step
+            job.generated = min(job.output_tokens, 1 + int(self._made[job.id] + 1e-9))
+            self.decode_tokens += 1
+            if job.generated >= job.output_tokens:
+                self._finish(now_s, job)
+        for job, size in chunks:
+            job.prefill_left -= size
+            job.prefilled += size
+            self.prefill_tokens += size
+            if job.prefill_left == 0:
+                self._first_token(now_s, job)
+        self._plan(now_s)
+
+    def _first_token(self, now_s: float, job: Job) -> None:
+        job.generated, job.first_token_s = 1, now_s
+        self._listener.first_token(now_s, job)
+        if job.generated >= job.output_tokens:
+            self._finish(now_s, job)
+
+    def _finish(self, now_s: float, job: Job) -> None:
+        if job.after:
+            self._cache.extend(self._slots.index(job), tuple(job.after))
+        self._leave(job)
+        job.finished_s = now_s
+        self._listener.ended(now_s, job)
+
+    def _leave(self, job: Job) -> None:
+        self._ticks += 1
+        self._slots[self._slots.index(job)] = None
+        del self._made[job.id]
+        self._cache.release(tuple(job.hashes), job.id, self._ticks)

@@ -1,0 +1,164 @@
+"""Local or remote prefill per request: what never travels, what both sides are predicted, and how that is scored."""
+
+import msgspec
+import pytest
+
+from trimtab.core.cost import CostModel
+from trimtab.policies.local_prefill import (
+    Corrections,
+    DecodeSide,
+    PrefillPlace,
+    PrefillReason,
+    PrefillRequest,
+    PrefillRules,
+    PrefillSide,
+    decide,
+    scored,
+    stall_ms,
+)
+
+COST = CostModel(
+    prefill_base_ms=0.0,
+    prefill_ms_per_token=0.03,
+    step_base_ms=10.0,
+    step_ms_per_stream=0.1,
+    prefill_samples=9,
+    step_samples=9,
+    source="test",
+)
+RULES = PrefillRules(chunk_tokens=2048)
+
+
+def decode(**changes: object) -> DecodeSide:
+    """An idle decode side that holds nothing."""
+    side = DecodeSide(replica="d0", held_tokens=0, queued_tokens=0, streams=0, cost=COST)
+    return msgspec.structs.replace(side, **changes)
+
+
+def prefill(replica: str = "p0", **changes: object) -> PrefillSide:
+    """An idle prefill replica on a link of 40 ms for 30,000 tokens."""
+    side = PrefillSide(
+        replica=replica,
+        held_tokens=0,
+        queued_tokens=0,
+        cost=COST,
+        setup_ms=1.0,
+        transfer_ms_per_token=40.0 / 30_000,
+    )
+    return msgspec.structs.replace(side, **changes)
+
+
+def asks(prompt_tokens: int, output_tokens: int | None = 500, **changes: object) -> PrefillRequest:
+    """A request."""
+    return PrefillRequest(
+        request_id="q", prompt_tokens=prompt_tokens, output_tokens=output_tokens, **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "held", "reason"),
+    [
+        (1024, 6, 1024, PrefillReason.SHORT_PROMPT),
+        (2048, 500, 0, PrefillReason.SHORT_PROMPT),
+        (30_000, 500, 29_500, PrefillReason.CACHED),
+        (30_000, 500, 30_000, PrefillReason.CACHED),
+        (30_000, 1, 0, PrefillReason.SHORT_ANSWER),
+    ],
+)
+def test_short_or_cached_prompt_never_travels(
+    prompt: int, output: int, held: int, reason: PrefillReason
+) -> None:
+    """However busy the decode side and however idle the pool."""
+    side = decode(held_tokens=held, streams=60, queued_tokens=1e6)
+    made = decide(asks(prompt, output), side, (prefill(),), RULES)
+    assert (made.place, made.replica, made.reason) == (PrefillPlace.LOCAL, "d0", reason)
+
+
+def test_long_miss_that_would_stall_many_streams_goes_remote_with_both_predictions() -> None:
+    """30,000 uncached tokens beside 30 streams, a transfer of 40 ms."""
+    made = decide(asks(30_000), decode(streams=30), (prefill(),), RULES)
+    assert (made.place, made.replica) == (PrefillPlace.REMOTE, "p0")
+    assert made.reason is PrefillReason.REMOTE_FASTER
+    assert made.local is not None
+    assert made.remote is not None
+    assert made.local.terms["prefill"] == pytest.approx(900.0)
+    assert made.local.terms["stall"] == pytest.approx(0.1 * 30 * (900.0 - 15 * 10.0))
+    assert made.remote.ms == pytest.approx(900.0 + 1.0 + 40.0 + 10.0 + 0.1 * 31)
+
+
+def test_long_queue_at_the_pool_keeps_a_prompt_local() -> None:
+    """A prefill queue of 12 s is not met blindly."""
+    made = decide(asks(30_000), decode(streams=30), (prefill(queued_tokens=400_000),), RULES)
+    assert (made.place, made.reason) == (PrefillPlace.LOCAL, PrefillReason.LOCAL_FASTER)
+    assert made.remote is not None
+    assert made.remote.terms["queue"] == pytest.approx(12_000.0)
+
+
+def test_idle_decode_side_keeps_its_prompts() -> None:
+    """There is nothing to stall, and a transfer is never free."""
+    assert decide(asks(30_000), decode(), (prefill(),), RULES).reason is PrefillReason.LOCAL_FASTER
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"),
+    [
+        ((), PrefillReason.NO_PREFILL_REPLICA),
+        ((prefill(pairs=False),), PrefillReason.KV_KEYS_DIFFER),
+        ((prefill(cost=None),), PrefillReason.UNKNOWN_COST),
+        ((prefill(setup_ms=None),), PrefillReason.UNKNOWN_TRANSFER),
+        ((prefill(transfer_ms_per_token=None),), PrefillReason.UNKNOWN_TRANSFER),
+    ],
+)
+def test_unknowns_and_dead_pools_go_local(
+    pool: tuple[PrefillSide, ...], reason: PrefillReason
+) -> None:
+    """With the local prediction kept."""
+    made = decide(asks(30_000), decode(streams=60), pool, RULES)
+    assert (made.place, made.reason, made.local is not None) == (PrefillPlace.LOCAL, reason, True)
+
+
+def test_request_whose_hand_over_failed_is_not_sent_again() -> None:
+    """It is prefilled where it is decoded."""
+    made = decide(asks(30_000, failed_before=True), decode(streams=60), (prefill(),), RULES)
+    assert made.reason is PrefillReason.AFTER_FAILURE
+
+
+def test_best_of_the_pool_is_taken_and_ties_go_to_the_lower_id() -> None:
+    """By queue, cache, and hand-overs that share the link."""
+    pool = (prefill("p2"), prefill("p1"), prefill("p0", transfers=8))
+    made = decide(asks(30_000), decode(streams=30), pool, RULES)
+    assert (made.replica, [one.replica for one in made.others]) == ("p1", ["p2", "p0"])
+    warm = decide(
+        asks(30_000), decode(streams=30), (*pool, prefill("p3", held_tokens=20_000)), RULES
+    )
+    assert warm.replica == "p3"
+
+
+def test_chunks_give_streams_a_token_so_that_only_the_excess_stalls() -> None:
+    """Never below nothing."""
+    assert stall_ms(COST, 4096, 2048) == pytest.approx(4096 * 0.03 - 20.0)
+    assert stall_ms(COST, 100, 64) == 0.0
+
+
+def test_outcomes_correct_predictions_within_limits_and_count_pegging() -> None:
+    """Twice as slow doubles in the end; ten times as slow pegs at the limit."""
+    corrections = Corrections()
+    for _ in range(200):
+        made = decide(asks(30_000), decode(), (), RULES, corrections)
+        corrections = scored(corrections, made, 1350.0)
+    assert corrections.local == pytest.approx(1.5, rel=1e-3)
+    assert (corrections.scored, corrections.pegged, corrections.remote) == (200, 0, 1.0)
+    for _ in range(100):
+        made = decide(asks(30_000), decode(), (), RULES, corrections)
+        corrections = scored(corrections, made, 9000.0)
+    assert corrections.local <= 2.0
+    assert corrections.pegged == 100
+    assert corrections.error_mean is not None
+
+
+def test_stall_of_others_is_not_scored_against_the_requests_own_wait() -> None:
+    """An outcome that equals the own part teaches nothing new."""
+    made = decide(asks(30_000), decode(streams=5), (), RULES)
+    assert scored(Corrections(), made, 900.0).local == pytest.approx(1.0)
+    unknown = decide(asks(100), decode(), (), RULES)
+    assert scored(Corrections(), unknown, 900.0) == Corrections()

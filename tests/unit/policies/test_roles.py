@@ -1,0 +1,144 @@
+"""Role control: which cause moves which way, what freezes it, and that it neither flaps nor runs ahead."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from trimtab.policies.roles import (
+    RoleAction,
+    RoleReason,
+    RoleRules,
+    RolesDecision,
+    RolesSeen,
+    RolesState,
+    control,
+)
+
+RULES = RoleRules(ticks=2, cooldown_s=100.0, window_s=50.0)
+
+
+def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
+    """Four prefill and four decode replicas, both half busy."""
+    seen = RolesSeen(
+        at_s=at_s,
+        prefill=4,
+        decode=4,
+        moving=0,
+        ttft_ms_p90=240.0,
+        ttft_target_ms=500.0,
+        tpot_ms_p90=19.0,
+        tpot_target_ms=40.0,
+        samples=100,
+        kv_used_share=0.5,
+        preemptions=0,
+        prefill_work=2.0,
+    )
+    return msgspec.structs.replace(seen, **changes)
+
+
+def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesDecision:
+    """The decision after so many equal ticks ten seconds apart."""
+    state, made = RolesState(), None
+    for tick in range(ticks):
+        state, made = control(state, sees(at_s=10.0 * tick, **changes), rules)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "reason"),
+    [
+        ({}, RoleAction.HOLD, RoleReason.WITHIN_BAND),
+        ({"ttft_ms_p90": 400.0}, RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS),
+        ({"tpot_ms_p90": 30.0}, RoleAction.MORE_DECODE, RoleReason.DECODE_NEEDS),
+        (
+            {"ttft_ms_p90": 900.0, "kv_used_share": 0.95},
+            RoleAction.MORE_DECODE,
+            RoleReason.DECODE_FULL,
+        ),
+        ({"ttft_ms_p90": 900.0, "preemptions": 3}, RoleAction.MORE_DECODE, RoleReason.DECODE_FULL),
+        ({"ttft_ms_p90": 500.0, "tpot_ms_p90": 38.0}, RoleAction.HOLD, RoleReason.BOTH_NEED),
+        ({"ttft_ms_p90": 100.0, "tpot_ms_p90": 10.0}, RoleAction.MERGE, RoleReason.BOTH_LOW),
+        ({"ttft_ms_p90": 400.0, "decode": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
+        ({"tpot_ms_p90": 30.0, "prefill": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
+        (
+            {"ttft_ms_p90": 800.0, "decode": 2, "tpot_ms_p90": 20.0},
+            RoleAction.HOLD,
+            RoleReason.REST_TOO_BUSY,
+        ),
+        ({"ttft_ms_p90": 400.0, "moving": 1}, RoleAction.HOLD, RoleReason.MOVING),
+    ],
+)
+def test_each_cause_moves_roles_its_own_way(
+    changes: dict[str, object], action: RoleAction, reason: RoleReason
+) -> None:
+    """A TTFT that rises because decode is full is no want of prefill."""
+    made = after(**changes)
+    assert (made.action, made.reason) == (action, reason)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ttft_ms_p90": None},
+        {"tpot_ms_p90": None},
+        {"kv_used_share": None},
+        {"preemptions": None},
+        {"prefill_work": None},
+        {"samples": 3},
+    ],
+)
+def test_an_unknown_freezes(changes: dict[str, object]) -> None:
+    """Whatever else would speak for a move."""
+    made = after(**{"ttft_ms_p90": 900.0, **changes})
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+
+
+def test_whole_requests_are_split_when_long_prompts_keep_a_replica_at_work() -> None:
+    """And merged again once both phases are far from their targets."""
+    merged = {"prefill": 0, "decode": 8, "tpot_ms_p90": 30.0}
+    assert after(**merged).action is RoleAction.SPLIT
+    few = after(**merged, prefill_work=0.2)
+    assert (few.action, few.reason) == (RoleAction.HOLD, RoleReason.FEW_LONG_PROMPTS)
+    one = after(prefill=1, decode=7, ttft_ms_p90=80.0, tpot_ms_p90=9.0)
+    assert one.action is RoleAction.MERGE
+    none = after(prefill=0, decode=8, ttft_ms_p90=80.0, tpot_ms_p90=9.0)
+    assert (none.action, none.reason) == (RoleAction.HOLD, RoleReason.BOTH_LOW)
+
+
+def test_merge_that_would_ask_for_a_split_again_is_not_made() -> None:
+    """0.39 on one of two replicas becomes 0.78 on the other."""
+    made = after(prefill=1, decode=1, ttft_ms_p90=195.0, tpot_ms_p90=8.0)
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.REST_TOO_BUSY)
+
+
+def test_one_tick_is_not_enough_and_a_broken_streak_starts_anew() -> None:
+    """Ticks in a row count."""
+    state, made = control(RolesState(), sees(ttft_ms_p90=900.0), RULES)
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.NOT_YET)
+    state, _ = control(state, sees(at_s=60.0), RULES)
+    state, made = control(state, sees(at_s=120.0, ttft_ms_p90=900.0), RULES)
+    assert made.reason is RoleReason.NOT_YET
+
+
+def test_nothing_moves_while_cooling_down_and_longer_after_a_move_was_taken_back() -> None:
+    """The cool-down doubles with each reversal, so that load at the edge does not flap."""
+    state, moves = RolesState(), []
+    for tick in range(400):
+        wants_prefill = len(moves) % 2 == 0
+        values = {"ttft_ms_p90": 450.0} if wants_prefill else {"tpot_ms_p90": 34.0}
+        state, made = control(state, sees(at_s=10.0 * tick, **values), RULES)
+        if made.action is not RoleAction.HOLD:
+            moves.append(made.at_s)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moves)]
+    assert gaps[:4] == [100.0, 200.0, 400.0, 800.0]
+    assert gaps == sorted(gaps)
+
+
+def test_window_mean_keeps_one_bad_tick_from_counting_for_more_than_twice_the_target() -> None:
+    """min(P90 / target, 2)."""
+    state = RolesState()
+    for tick, value in enumerate((200.0, 200.0, 1e6, 200.0)):
+        state, made = control(state, sees(at_s=10.0 * tick, ttft_ms_p90=value), RULES)
+    assert made.ttft_ratio == pytest.approx((0.4 * 3 + 2.0) / 4)
