@@ -6,6 +6,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from trimtab.core.config_base import Strict as Strict
+from trimtab.core.config_guard import GuardConfig, TenantsConfig
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Mode, Role
 
@@ -15,10 +17,6 @@ SECRET_REFERENCE = "^((env|file):.+)?$"
 
 class ConfigError(ValueError):
     """Configuration that cannot be used; the message carries the file and the path of the key."""
-
-
-class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every configuration section."""
 
 
 class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,6 +262,8 @@ class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ledger: LedgerConfig = LedgerConfig()
     levers: LeverConfig = LeverConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    guard: GuardConfig = GuardConfig()
 
 
 def parse_config(text: str, *, source: str) -> Config:

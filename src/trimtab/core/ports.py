@@ -67,6 +67,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint
     segments: tuple[tuple[str, str], ...]
     n: int = 1
+    cache_salt: str | None = None
 
 
 class EngineFormat(Protocol):
@@ -81,8 +82,18 @@ class EngineFormat(Protocol):
         """Read a /v1 body; raises `EngineFormatError` with a message for the client if it cannot be read."""
         ...
 
-    def edit_request(self, body: bytes, *, include_usage: bool, id_slot: int | None) -> bytes:
-        """Apply the declared edits to a request body and nothing else; equal bytes if there is nothing to do."""
+    def edit_request(
+        self,
+        body: bytes,
+        *,
+        include_usage: bool,
+        id_slot: int | None,
+        cache_salt: str | None = None,
+    ) -> bytes:
+        """Apply the declared edits to a request body and nothing else; equal bytes if there is nothing to do.
+
+        `cache_salt`: goes over the body's own; None leaves that as it is.
+        """
         ...
 
     def read_stream_event(self, data: bytes) -> StreamEvent:

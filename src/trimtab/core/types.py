@@ -52,7 +52,10 @@ class Role(StrEnum):
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life. Only `READY` replicas take new requests."""
+    """Where a replica is in its life. Only `READY` replicas take new requests.
+
+    `EJECTED`: the fleet says it is ready, the gateway leaves it out for a while because its requests failed.
+    """
 
     STARTING = "starting"
     READY = "ready"
@@ -60,6 +63,7 @@ class ReplicaState(StrEnum):
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
+    EJECTED = "ejected"
 
 
 class FleetAction(StrEnum):
@@ -128,4 +132,6 @@ class ErrorClass(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     STREAM_TRUNCATED = "stream_truncated"
     NO_REPLICA = "no_replica"
+    UNAUTHENTICATED = "unauthenticated"
+    LIMITED = "limited"
     CLIENT_ABORT = "client_abort"

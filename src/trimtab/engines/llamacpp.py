@@ -111,9 +111,18 @@ class LlamaCppFormat:
         """See `EngineFormat`."""
         return openai.read_request(path, body)
 
-    def edit_request(self, body: bytes, *, include_usage: bool, id_slot: int | None) -> bytes:
+    def edit_request(
+        self,
+        body: bytes,
+        *,
+        include_usage: bool,
+        id_slot: int | None,
+        cache_salt: str | None = None,
+    ) -> bytes:
         """See `EngineFormat`."""
-        return openai.edit_request(body, include_usage=include_usage, id_slot=id_slot)
+        return openai.edit_request(
+            body, include_usage=include_usage, id_slot=id_slot, cache_salt=cache_salt
+        )
 
     def read_stream_event(self, data: bytes) -> StreamEvent:
         """See `EngineFormat`."""
