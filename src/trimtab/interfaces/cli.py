@@ -20,6 +20,7 @@ from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
 from trimtab.interfaces.fleet_cli import fleet  # noqa: E402
+from trimtab.interfaces.keys_cli import keys  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
@@ -46,6 +47,7 @@ def main() -> None:
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
       trimtab fleet add                              one replica more in a fleet that serves
+      trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
     """
@@ -59,6 +61,7 @@ for command in (
     tune,
     up,
     fleet,
+    keys,
     load,
     engine,
     simulate_command,
