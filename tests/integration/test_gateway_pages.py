@@ -189,7 +189,7 @@ async def test_debug_and_metrics_need_the_token_off_loopback(
     harness = Harness(admin_token=token)
     headers = {} if said is None else {"Authorization": said}
     request = make_mocked_request("GET", "/debug/fleet", headers=headers).clone(remote=remote)
-    for page in (harness.gateway._fleet, harness.gateway._metrics_page):
+    for page in (harness.gateway.pages.fleet, harness.gateway.pages.metrics_page):
         try:
             status = (await page(request)).status
         except ApiError as error:

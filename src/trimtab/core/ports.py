@@ -100,6 +100,10 @@ class EngineFormat(Protocol):
         """Read the data of one server-sent event; raises `EngineFormatError` on garbage."""
         ...
 
+    def read_stream_batch(self, events: Sequence[bytes]) -> Sequence[StreamEvent | None]:
+        """Read many events that carry output alone (no usage, no end mark); None for each that is garbage."""
+        ...
+
     def read_response(self, body: bytes) -> StreamEvent:
         """Read a whole non-streaming response body as one event with its report."""
         ...

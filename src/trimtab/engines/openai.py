@@ -7,7 +7,7 @@ Segments of a chat follow the order of the usual templates: leading system messa
 Only text counts; images and audio have none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -65,6 +65,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
+_BATCHES = msgspec.json.Decoder(list[Chunk])
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -222,6 +223,37 @@ def read_chunk(data: bytes) -> Chunk:
         return _CHUNKS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError("the engine sent something that is no completion") from error
+
+
+def is_dull(data: bytes) -> bool:
+    """Return whether the data of an event carries output alone, as far as that is seen without decoding.
+
+    Quotation marks inside a JSON string are escaped, so text that speaks of usage is not taken for it.
+    """
+    return (
+        data[:1] == b"{"
+        and b'"error"' not in data
+        and b'"timings"' not in data
+        and (b'"usage"' not in data or b'"usage":null' in data or b'"usage": null' in data)
+    )
+
+
+def read_batch(events: Sequence[bytes]) -> list[StreamEvent | None]:
+    """Read many events that carry output alone in one go; None for each that is garbage."""
+    try:
+        chunks = _BATCHES.decode(b"[" + b",".join(events) + b"]")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        chunks = []
+    if len(chunks) == len(events):
+        return [event_of_chunk(chunk, None) for chunk in chunks]
+    return [_read_or_none(data) for data in events]
+
+
+def _read_or_none(data: bytes) -> StreamEvent | None:
+    try:
+        return event_of_chunk(read_chunk(data), None)
+    except EngineFormatError:
+        return None
 
 
 def report_of_usage(usage: Usage | None, *, finish_reason: str | None) -> EngineReport | None:

@@ -5,16 +5,16 @@ model is looping; everything else is counted or hashed as it comes.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from trimtab.core.decision import FleetView
 from trimtab.core.events import RequestServed
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
-from trimtab.policies.router import Routed
+from trimtab.policies.router import Routed, explained
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -93,13 +93,36 @@ class Measurement:
         if event.error is not None:
             self.failed(self.status, ErrorClass.UPSTREAM_STATUS)
 
+    def saw_many(
+        self, events: Sequence[StreamEvent | None], times: Sequence[float], secret: Secret
+    ) -> int:
+        """Take in plain output, each event with its time, None for what could not be read; return how many had text."""
+        texts: list[str] = []
+        for event, mono_s in zip(events, times, strict=True):
+            if event is None:
+                self.unreadable += 1
+                continue
+            if event.text:
+                texts.append(event.text)
+                self._timed(mono_s)
+            self._finish_reason = event.finish_reason or self._finish_reason
+        if texts:
+            self._keep_text("".join(texts), secret)
+        return len(texts)
+
     def _saw_text(self, text: str, mono_s: float, secret: Secret) -> None:
+        self._timed(mono_s)
+        self._keep_text(text, secret)
+
+    def _timed(self, mono_s: float) -> None:
         self._chunks += 1
         if self._first_s is None or self._last_s is None:
             self._first_s = mono_s
         else:
             self._gap_s_max = max(self._gap_s_max or 0.0, mono_s - self._last_s)
         self._last_s = mono_s
+
+    def _keep_text(self, text: str, secret: Secret) -> None:
         if self._output_hash is None:
             self._output_hash = secret.hasher()
         self._output_hash.update(text.encode("utf-8", "surrogatepass"))
@@ -296,11 +319,7 @@ def served_event(record: RequestRecord, routed: Routed | None) -> RequestServed:
     """Return what the ledger keeps of a request: of a large fleet only the replicas that its decision names."""
     if routed is None:
         return RequestServed(record=record, decision=None, view=None)
-    view, decision = routed.view, routed.decision
-    if decision.omitted:
-        named = {candidate.replica for candidate in decision.candidates}
-        kept = tuple(one for one in view.replicas if one.id in named)
-        view = FleetView(at_s=view.at_s, replicas=kept, sequence=view.sequence)
+    why = explained(routed)
     return RequestServed(
-        record=record, decision=decision, view=view, asked=routed.request, draw=routed.draw
+        record=record, decision=why.decision, view=why.view, asked=why.asked, draw=routed.draw
     )
