@@ -11,6 +11,7 @@ from trimtab.core.events import (
     AnyEvent,
     BudgetsRead,
     Calibrated,
+    ConfigReloaded,
     CutsKept,
     Diagnosed,
     Effect,
@@ -420,6 +421,9 @@ def every_event() -> tuple[AnyEvent, ...]:
             replica="r0", state=ReplicaState.READY, revision=REVISION, url="http://h:1", pid=7
         ),
         ReplicaCrashed(replica="r0", exit_code=-9, crashes=1, backoff_s=0.5),
+        ConfigReloaded(
+            changed={"gateway.streams_max": "1024 -> 2048"}, needs_restart=("gateway.port",)
+        ),
         FleetSized(
             action=FleetAction.ADD,
             replica="r2",

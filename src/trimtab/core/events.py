@@ -89,6 +89,18 @@ class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
     because: str
 
 
+class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config_reloaded"):
+    """Configuration was read again while serving: keys that changed, as before -> after.
+
+    `needs_restart`: keys that changed in the file and wait for the next start; `refused`: why nothing was taken,
+    empty if it was.
+    """
+
+    changed: dict[str, str] = {}
+    needs_restart: tuple[str, ...] = ()
+    refused: str = ""
+
+
 class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
     """Slot KV was saved or restored around a restart."""
 
@@ -261,6 +273,7 @@ AnyEvent = (
     | ReplicaChanged
     | ReplicaCrashed
     | FleetSized
+    | ConfigReloaded
     | KVMoved
     | RequestServed
     | Measured

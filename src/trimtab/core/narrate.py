@@ -15,6 +15,7 @@ from trimtab.core.events import (
     BudgetsRead,
     Calibrated,
     Checkpoint,
+    ConfigReloaded,
     CutsKept,
     Diagnosed,
     Effect,
@@ -108,7 +109,7 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_seen(event, cited)
         case RunStarted() | RunEnded() | StageStarted() | StageEnded():
             return _tell_run(event)
-        case ReplicaChanged() | ReplicaCrashed() | FleetSized() | KVMoved():
+        case ReplicaChanged() | ReplicaCrashed() | FleetSized() | ConfigReloaded() | KVMoved():
             return _tell_machine(event)
         case LedgerGap() | Checkpoint():
             return _tell_ledger(event)
@@ -224,8 +225,16 @@ def _tell_run(event: RunStarted | RunEnded | StageStarted | StageEnded) -> str:
             assert_never(event)
 
 
+def _tell_reload(event: ConfigReloaded) -> str:
+    if event.refused:
+        return f"The configuration was read again and refused: {clause(event.refused)}."
+    changed = "; ".join(f"{key} {values}" for key, values in event.changed.items())
+    later = f" {', '.join(event.needs_restart)}: at the next start." if event.needs_restart else ""
+    return f"The configuration was read again: {changed or 'nothing changed'}.{later}"
+
+
 def _tell_machine(
-    event: ReplicaChanged | ReplicaCrashed | FleetSized | KVMoved,
+    event: ReplicaChanged | ReplicaCrashed | FleetSized | ConfigReloaded | KVMoved,
 ) -> str:
     match event:
         case ReplicaChanged():
@@ -243,6 +252,8 @@ def _tell_machine(
                 f"To {event.action.value} replica {event.replica} with {event.replicas} there {done}{forced}: "
                 f"{clause(event.because)}."
             )
+        case ConfigReloaded():
+            return _tell_reload(event)
         case KVMoved():
             return (
                 f"KV of replica {event.replica}: {event.action}, {event.tokens} tokens in {event.slots} slots "

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import signal
+import tomllib
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -116,6 +117,13 @@ def read_config(path: Path | None) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return parse_config(text, source=str(path))
+
+
+def names_key(path: Path | None, section: str, key: str) -> bool:
+    """Say whether a configuration file that can be read sets a key itself."""
+    if path is None:
+        return False
+    return key in tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
 
 
 def with_options(

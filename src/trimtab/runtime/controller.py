@@ -34,6 +34,7 @@ from trimtab.runtime.actuation import Actuator
 
 RECORDS_MAX = 20_000
 TICK_S = 1.0
+FROZEN = "promotions are frozen: unfreeze, or make the ledger writable again"
 
 ENDED = frozenset(
     {RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
@@ -109,6 +110,11 @@ class Controller:
         return tuple(self._records)
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether nothing may start: promotions are frozen, or the ledger cannot be written."""
+        return self.frozen or not self._sink.healthy
+
+    @property
     def has_ended(self) -> bool:
         """Whether no lever is being proven any more."""
         return self.proof is None or self.proof.rollout.state in ENDED
@@ -126,8 +132,8 @@ class Controller:
         """
         if self.proof is not None:
             raise ControlError(f"{self.proof.record.name} is being proven: one lever at a time")
-        if self.frozen or not self._sink.healthy:
-            raise ControlError("promotions are frozen: unfreeze, or make the ledger writable again")
+        if self.is_frozen:
+            raise ControlError(FROZEN)
         replicas = await self._actuator.prepare(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
         self.proof = Proof(
@@ -182,8 +188,8 @@ class Controller:
         )
         proof.looks += 1
         self._record_look(proof, results, verdict)
-        frozen = self.frozen or not self._sink.healthy
-        await self._follow(proof, Look(verdict=verdict, results=results, frozen=frozen), now_s)
+        look = Look(verdict=verdict, results=results, frozen=self.is_frozen)
+        await self._follow(proof, look, now_s)
 
     async def _follow(self, proof: Proof, look: Look, now_s: float) -> None:
         after = advance(proof.record, proof.rollout, look, now_s)

@@ -21,6 +21,7 @@ from trimtab.core.tenants import (
     salt_of,
     worst,
 )
+from trimtab.runtime.upstream import Upstream
 
 ROUTE: Final = "/debug/isolation"
 PATH: Final = "/v1/chat/completions"
@@ -113,3 +114,14 @@ async def _cached(
     except EngineFormatError as error:
         raise _AskError(str(error)) from error
     return (None, None) if report is None else (report.cached_tokens, report.prompt_tokens)
+
+
+def ask_through(upstream: Upstream) -> Ask:
+    """Return a way to ask replicas as the gateway asks them, with its connections, limits and keys."""
+
+    async def ask(url: str, path: str, body: bytes) -> tuple[int, bytes]:
+        headers = [(b"Content-Type", b"application/json"), (b"Accept-Encoding", b"identity")]
+        async with upstream.send(url, path.encode(), body, headers, stream=False) as answer:
+            return answer.status, await answer.read()
+
+    return ask
