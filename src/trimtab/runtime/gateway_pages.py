@@ -5,9 +5,7 @@ so that the next request may be for /v1 again.
 """
 
 import asyncio
-import hmac
-import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from aiohttp import web
@@ -15,7 +13,10 @@ from aiohttp.typedefs import Handler
 
 from trimtab.core.ports import Clock
 from trimtab.policies.router import Router
+from trimtab.runtime.admin import AdminDoor
 from trimtab.runtime.fleetpage import fleet_page
+from trimtab.runtime.isolation import ROUTE as ISOLATION
+from trimtab.runtime.isolation import IsolationReport
 from trimtab.runtime.metrics import CONTENT_TYPE, GatewayMetrics
 from trimtab.runtime.wire import ApiError, error_response
 
@@ -36,12 +37,15 @@ class GatewayPages:
         *,
         is_draining: Callable[[], bool],
         check_admin: Callable[[web.Request], None],
+        isolation: Callable[[], Awaitable[IsolationReport]] | None = None,
     ) -> None:
         self._router = router
         self._metrics = metrics
         self._clock = clock
         self._extra_routes = tuple(extra_routes)
-        self._admin_token = admin_token
+        self._door = AdminDoor(admin_token)
+        self._isolation = isolation
+        self._testing = asyncio.Lock()
         self._is_draining = is_draining
         self._check_admin = check_admin
         self._runner: web.AppRunner | None = None
@@ -55,6 +59,7 @@ class GatewayPages:
                 web.get("/healthz", self.health),
                 web.get("/metrics", self.metrics_page),
                 web.get("/debug/fleet", self.fleet),
+                web.post(ISOLATION, self.isolation),
             ]
         )
         app.add_routes(self._extra_routes)
@@ -93,14 +98,21 @@ class GatewayPages:
         self._check_admin(request)
         return _json(fleet_page(self._router.load.view(self._clock.mono_s()), self._router.plan))
 
+    async def isolation(self, request: web.Request) -> web.Response:
+        """Test on every replica whether tenants' caches are apart, one test at a time: it costs three prefills each."""
+        self._check_admin(request)
+        if self._isolation is None:
+            raise ApiError(404, "invalid_request_error", "not_found", "Not Found")
+        if self._testing.locked():
+            raise ApiError(
+                409, "invalid_request_error", "busy", "a test of the isolation is running already"
+            )
+        async with self._testing:
+            return _json(await self._isolation())
+
     def check_admin(self, request: web.Request) -> None:
         """Let loopback and the holder of the admin token pass; raises `ApiError` for others."""
-        if request.remote and ipaddress.ip_address(request.remote).is_loopback:
-            return
-        said = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        token = self._admin_token
-        if token is None or not hmac.compare_digest(said.encode(), token.encode()):
-            raise ApiError(403, "permission_error", "admin_only", "this page needs the admin token")
+        self._door.check(request.remote, request.headers)
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

@@ -28,6 +28,11 @@ def test_loopback_under_a_name_of_loopback_is_let_in(host: str) -> None:
     assert opens("::ffff:127.0.0.1", host=host)
 
 
+def test_loopback_without_a_host_is_no_browser_and_let_in() -> None:
+    """HTTP/1.0 needs none; whoever leads a browser here cannot leave it out."""
+    assert opens("127.0.0.1")
+
+
 @pytest.mark.parametrize(
     "host",
     [
@@ -72,6 +77,7 @@ def test_a_page_of_another_origin_may_not_act() -> None:
     assert not opens("127.0.0.1", host="127.0.0.1:8400", origin="https://evil.example")
     assert not opens("127.0.0.1", host="127.0.0.1:8400", origin="null")
     assert not opens("127.0.0.1", host="127.0.0.1:8400", origin="http://127.0.0.1:9999")
+    assert not opens("127.0.0.1", origin="https://evil.example")
     assert opens("127.0.0.1", host="127.0.0.1:8400", origin="http://127.0.0.1:8400")
 
 
