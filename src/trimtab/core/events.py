@@ -17,7 +17,14 @@ from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import FleetAction, ReplicaState, RolloutState, Verdict
+from trimtab.core.types import (
+    FleetAction,
+    Health,
+    HealthReason,
+    ReplicaState,
+    RolloutState,
+    Verdict,
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -73,6 +80,19 @@ class ReplicaCrashed(Event, frozen=True, kw_only=True, tag="replica_crashed"):
     crashes: int
     backoff_s: float
     last_words: str = ""
+
+
+class HealthChanged(Event, frozen=True, kw_only=True, tag="health_changed"):
+    """The gateway leaves a replica out because its requests failed, tries it again, or sends it requests as before.
+
+    Nobody restarted it. `out_for_s`: how long it gets none, where it is left out; `ejections`: how often in a row.
+    """
+
+    replica: str
+    health: Health
+    reason: HealthReason
+    ejections: int = 0
+    out_for_s: float | None = None
 
 
 class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
@@ -272,6 +292,7 @@ AnyEvent = (
     | StageEnded
     | ReplicaChanged
     | ReplicaCrashed
+    | HealthChanged
     | FleetSized
     | ConfigReloaded
     | KVMoved

@@ -23,6 +23,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HealthChanged,
     KVMoved,
     LedgerGap,
     LeverProposed,
@@ -57,7 +58,7 @@ from trimtab.core.narrate_words import (
     tell_speculation,
     tell_trigger,
 )
-from trimtab.core.types import RolloutState
+from trimtab.core.types import Health, RolloutState
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,8 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_run(event)
         case ReplicaChanged() | ReplicaCrashed() | FleetSized() | ConfigReloaded() | KVMoved():
             return _tell_machine(event)
+        case HealthChanged():
+            return _tell_health(event)
         case LedgerGap() | Checkpoint():
             return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
@@ -231,6 +234,20 @@ def _tell_reload(event: ConfigReloaded) -> str:
     changed = "; ".join(f"{key} {values}" for key, values in event.changed.items())
     later = f" {', '.join(event.needs_restart)}: at the next start." if event.needs_restart else ""
     return f"The configuration was read again: {changed or 'nothing changed'}.{later}"
+
+
+def _tell_health(event: HealthChanged) -> str:
+    why = event.reason.value.replace("_", " ")
+    match event.health:
+        case Health.EJECTED:
+            length = "" if event.out_for_s is None else f" for {event.out_for_s:g} s"
+            return f"Replica {event.replica} gets no requests{length} ({why}, ejection {event.ejections})."
+        case Health.HALF_OPEN:
+            return f"Replica {event.replica} is tried again, a few requests at a time ({why})."
+        case Health.HEALTHY:
+            return f"Replica {event.replica} gets requests as before ({why})."
+        case _:
+            assert_never(event.health)
 
 
 def _tell_machine(

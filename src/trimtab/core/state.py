@@ -27,6 +27,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HealthChanged,
     KVMoved,
     LedgerGap,
     LeverProposed,
@@ -187,7 +188,7 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
     match event:
         case RequestServed() | Measured() | KVMoved() | Checkpoint():
             return state
-        case FleetSized() | ConfigReloaded():
+        case FleetSized() | ConfigReloaded() | HealthChanged():
             return state
         case LedgerGap():
             return msgspec.structs.replace(state, lost=state.lost + event.lost)

@@ -66,6 +66,25 @@ class ReplicaState(StrEnum):
     EJECTED = "ejected"
 
 
+class Health(StrEnum):
+    """Where a replica stands with those who send it requests. `HALF_OPEN`: it gets a few as trials."""
+
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    HALF_OPEN = "half_open"
+
+
+class HealthReason(StrEnum):
+    """Why a replica's standing changed. Closed: a new rule needs a new reason."""
+
+    CONSECUTIVE_FAILURES = "consecutive_failures"
+    FAILURE_SHARE = "failure_share"
+    TRIAL_FAILED = "trial_failed"
+    TIME_IS_OVER = "time_is_over"
+    TRIALS_PASSED = "trials_passed"
+    CAME_BACK = "came_back"
+
+
 class FleetAction(StrEnum):
     """What is done to the number of replicas of a fleet that serves."""
 

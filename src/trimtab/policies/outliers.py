@@ -22,6 +22,8 @@ from typing import assert_never
 
 import msgspec
 
+from trimtab.core.types import Health, HealthReason
+
 
 class Outcome(StrEnum):
     """What a request that was sent to a replica says about it."""
@@ -29,25 +31,6 @@ class Outcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
     NEUTRAL = "neutral"
-
-
-class Health(StrEnum):
-    """Where a replica stands."""
-
-    HEALTHY = "healthy"
-    EJECTED = "ejected"
-    HALF_OPEN = "half_open"
-
-
-class EjectReason(StrEnum):
-    """Why a replica's standing changed. Closed: a new rule needs a new reason."""
-
-    CONSECUTIVE_FAILURES = "consecutive_failures"
-    FAILURE_SHARE = "failure_share"
-    TRIAL_FAILED = "trial_failed"
-    TIME_IS_OVER = "time_is_over"
-    TRIALS_PASSED = "trials_passed"
-    CAME_BACK = "came_back"
 
 
 class OutlierRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +69,7 @@ class HealthChange(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: str
     health: Health
-    reason: EjectReason
+    reason: HealthReason
     at_s: float
     until_s: float | None = None
     ejections: int = 0
@@ -195,7 +178,7 @@ class Outliers:
             HealthChange(
                 replica=replica,
                 health=Health.HALF_OPEN,
-                reason=EjectReason.TIME_IS_OVER,
+                reason=HealthReason.TIME_IS_OVER,
                 at_s=now_s,
                 ejections=self._replicas[replica].ejections,
             )
@@ -222,7 +205,7 @@ class Outliers:
         if found is None or found.health is Health.HEALTHY:
             return None
         return HealthChange(
-            replica=replica, health=Health.HEALTHY, reason=EjectReason.CAME_BACK, at_s=now_s
+            replica=replica, health=Health.HEALTHY, reason=HealthReason.CAME_BACK, at_s=now_s
         )
 
     def _is_out(self, replica: str, now_s: float) -> bool:
@@ -259,7 +242,7 @@ class Outliers:
             case Outcome.NEUTRAL:
                 return None
             case Outcome.FAILED:
-                return self._eject(replica, found, EjectReason.TRIAL_FAILED, now_s)
+                return self._eject(replica, found, HealthReason.TRIAL_FAILED, now_s)
             case Outcome.OK:
                 found.passed += 1
             case _:
@@ -273,18 +256,18 @@ class Outliers:
         return HealthChange(
             replica=replica,
             health=Health.HEALTHY,
-            reason=EjectReason.TRIALS_PASSED,
+            reason=HealthReason.TRIALS_PASSED,
             at_s=now_s,
             ejections=found.ejections,
         )
 
-    def _reason(self, found: _Replica) -> EjectReason | None:
+    def _reason(self, found: _Replica) -> HealthReason | None:
         rules = self.rules
         if found.in_row >= rules.consecutive:
-            return EjectReason.CONSECUTIVE_FAILURES
+            return HealthReason.CONSECUTIVE_FAILURES
         seen = len(found.recent)
         if seen >= rules.window_min and found.failures >= rules.failed_share * seen:
-            return EjectReason.FAILURE_SHARE
+            return HealthReason.FAILURE_SHARE
         return None
 
     def _may_eject(self, could_serve: Iterable[str]) -> bool:
@@ -297,7 +280,7 @@ class Outliers:
         return out < most
 
     def _eject(
-        self, replica: str, found: _Replica, reason: EjectReason, now_s: float
+        self, replica: str, found: _Replica, reason: HealthReason, now_s: float
     ) -> HealthChange:
         rules = self.rules
         found.forget_window()

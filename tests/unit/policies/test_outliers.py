@@ -2,14 +2,8 @@
 
 import pytest
 
-from trimtab.policies.outliers import (
-    EjectReason,
-    Health,
-    HealthChange,
-    Outcome,
-    OutlierRules,
-    Outliers,
-)
+from trimtab.core.types import Health, HealthReason
+from trimtab.policies.outliers import HealthChange, Outcome, OutlierRules, Outliers
 
 FLEET = ("r0", "r1", "r2", "r3")
 RULES = OutlierRules(
@@ -38,7 +32,7 @@ def test_failures_in_a_row_leave_a_replica_out_until_its_time_is_over() -> None:
     assert change is not None
     assert (change.health, change.reason, change.until_s) == (
         Health.EJECTED,
-        EjectReason.CONSECUTIVE_FAILURES,
+        HealthReason.CONSECUTIVE_FAILURES,
         110.0,
     )
     assert outliers.left_out(FLEET, 100.0) == frozenset({"r1"})
@@ -52,7 +46,7 @@ def test_one_success_between_failures_does_not_save_a_replica_that_fails_half_th
         outliers.saw("r0", outcome, 1.0, could_serve=FLEET)
         for outcome in (Outcome.OK, Outcome.FAILED) * 3
     ]
-    assert [change.reason for change in changes if change] == [EjectReason.FAILURE_SHARE]
+    assert [change.reason for change in changes if change] == [HealthReason.FAILURE_SHARE]
 
 
 def test_aborts_of_clients_say_nothing_about_a_replica() -> None:
@@ -93,7 +87,7 @@ def test_a_half_open_replica_gets_one_trial_at_a_time_and_comes_back_after_enoug
     outliers.sent("r1", 11.0)
     back = outliers.saw("r1", Outcome.OK, 12.0, could_serve=FLEET)
     assert back is not None
-    assert (back.health, back.reason) == (Health.HEALTHY, EjectReason.TRIALS_PASSED)
+    assert (back.health, back.reason) == (Health.HEALTHY, HealthReason.TRIALS_PASSED)
     assert outliers.quiet
 
 
@@ -158,7 +152,7 @@ def test_a_restarted_replica_starts_anew() -> None:
     fail(outliers, "r1", 0.0)
     change = outliers.forget("r1", 2.0)
     assert change is not None
-    assert (change.health, change.reason) == (Health.HEALTHY, EjectReason.CAME_BACK)
+    assert (change.health, change.reason) == (Health.HEALTHY, HealthReason.CAME_BACK)
     assert outliers.left_out(FLEET, 2.0) == frozenset()
     assert outliers.forget("r0", 2.0) is None
 

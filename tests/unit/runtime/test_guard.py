@@ -4,36 +4,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from guard_kit import ALICE, BOB, MemoryRing, bearer, two_tenants
 
 from trimtab.core.config import GuardConfig, TenantsConfig
 from trimtab.core.config_guard import Auth, TenantConfig
-from trimtab.core.tenants import ApiKey, KeyBook, Priority, find_key, make_key, new_key
-from trimtab.core.types import ReplicaState, Role
+from trimtab.core.tenants import Priority
+from trimtab.core.types import Health, ReplicaState, Role
 from trimtab.policies.loadstate import LoadState
-from trimtab.policies.outliers import Health, HealthChange, Outcome
+from trimtab.policies.outliers import HealthChange, Outcome
 from trimtab.runtime.guard import Caller, Guard
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import ApiError
 
-ALICE, BOB = (make_key(bytes([number]) * 36) for number in (1, 2))
 SECRET = Secret(bytes(range(32)))
-
-
-class Ring:
-    """Keys in memory."""
-
-    def __init__(self, *owners: tuple[str, str]) -> None:
-        book = KeyBook()
-        for key, tenant in owners:
-            book = book.with_key(new_key(key, tenant, at_s=0.0))
-        self.keys = book.by_hash()
-        self.has_file = bool(owners)
-
-    def look(self, now_s: float) -> None:
-        return
-
-    def find(self, said: str, now_s: float) -> ApiKey | None:
-        return find_key(self.keys, said)
 
 
 def fleet(*ids: str) -> LoadState:
@@ -47,17 +30,12 @@ def fleet(*ids: str) -> LoadState:
 
 
 def guard(
-    ring: Ring | None = None, *, places: int = 100, secret: Secret = SECRET, **more: Any
+    ring: MemoryRing | None = None, *, places: int = 100, secret: Secret = SECRET, **more: Any
 ) -> Guard:
     """Return a guard of two tenants' keys."""
-    ring = ring if ring is not None else Ring((ALICE, "alice"), (BOB, "bob"))
+    ring = ring if ring is not None else two_tenants()
     more.setdefault("load", fleet("r0", "r1", "r2", "r3"))
     return Guard(places=places, secret=secret, ring=ring, **more)
-
-
-def bearer(key: str, **more: str) -> dict[str, str]:
-    """Return headers with a key."""
-    return {"authorization": f"Bearer {key}"} | {k.replace("_", "-"): v for k, v in more.items()}
 
 
 def refusal(guard_: Guard, headers: dict[str, str], now_s: float = 0.0) -> tuple[int, str]:
@@ -98,7 +76,7 @@ def test_whether_a_key_is_needed_follows_the_configuration(
     auth: Auth, keys: bool, needs: bool
 ) -> None:
     """`auto` needs one once any was added; `required` closes even an empty gateway."""
-    ring = Ring((ALICE, "alice")) if keys else Ring()
+    ring = MemoryRing((ALICE, "alice")) if keys else MemoryRing()
     guarded = guard(ring, tenants=TenantsConfig(auth=auth))
     if needs:
         assert refusal(guarded, {}) == (401, "invalid_api_key")
@@ -108,7 +86,7 @@ def test_whether_a_key_is_needed_follows_the_configuration(
 
 def test_salts_are_of_tenants_and_gateways_that_share_the_secret_agree() -> None:
     """Two keys of one tenant have one salt, two tenants two; no key, no salt."""
-    both = Ring((ALICE, "alice"), (BOB, "alice"))
+    both = MemoryRing((ALICE, "alice"), (BOB, "alice"))
     one, two = guard(both), guard(both)
     salts = {each.admit(bearer(key), 0.0).salt for each in (one, two) for key in (ALICE, BOB)}
     assert len(salts) == 1
