@@ -49,9 +49,16 @@ def start_of(name: str, engines: Sequence[str], port: int, spare_port: int, fold
 
 
 def trimtab(engines: Sequence[str], port: int, folder: Path) -> Start:
-    """Start the gateway with its ledger in `folder`."""
-    command = (sys.executable, "-m", "bench.proxy.front", str(port), str(folder), *engines)
-    return Start(command, ready="/healthz")
+    """Start `trimtab up --attach` with its ledger in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "trimtab.toml"
+    config.write_text(f"[gateway]\nstreams_max = {STREAMS_MAX}\n")
+    command: tuple[str, ...] = (sys.executable, "-m", "trimtab.interfaces.cli", "up")
+    command += ("--config", str(config), "--port", str(port))
+    command += ("--ledger", str(folder / "ledger.sqlite"))
+    for url in engines:
+        command += ("--attach", url)
+    return Start(command, {"XDG_STATE_HOME": str(folder / "state")}, ready="/healthz")
 
 
 def vllm_router(engines: Sequence[str], port: int, spare_port: int, policy: str) -> Start:

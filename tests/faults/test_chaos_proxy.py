@@ -122,7 +122,7 @@ async def test_fault_on_the_way_there_hits_the_question(target: Target, kind: Fa
     """The target gets the question only up to the place."""
     fault = Fault(kind, after_bytes=3, up=True)
     async with ChaosProxy(await target.start((SAID,)), lambda _: fault) as proxy:
-        _, how = await ask(proxy.port, read_s=0.1)
+        _, how = await ask(proxy.port, read_s=0.1 if kind is FaultKind.HANG else 2.0)
         assert await gone(proxy)
         await asyncio.sleep(0.02)
     expected = "end" if kind is not FaultKind.HANG else "silence"
