@@ -25,6 +25,7 @@ from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.reload_cli import reload_command  # noqa: E402
 from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
 from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
@@ -46,6 +47,7 @@ def main() -> None:
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab up --attach http://host:8000           the same gateway in front of servers that run already
       trimtab fleet add                              one replica more in a fleet that serves
       trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
@@ -61,6 +63,7 @@ for command in (
     tune,
     up,
     fleet,
+    reload_command,
     keys,
     load,
     engine,

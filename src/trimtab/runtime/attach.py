@@ -118,6 +118,10 @@ class AttachedFleet:
             return EngineLoad(), None
         return member.load(now_s, self._config.probe_every_s), member.age_s(now_s)
 
+    def age_s(self, replica: str) -> float | None:
+        """Return the age of a server's latest page in seconds, None before the first."""
+        return self.load(replica)[1]
+
     def readings(self, replica: str) -> Readings:
         """Return a server's readings; unknown, with the age, once they are stale."""
         member, now_s = self._members.get(replica), self._clock.mono_s()
