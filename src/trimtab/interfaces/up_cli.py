@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import uvloop
 from aiohttp import web
 from rich.console import Console
 
@@ -106,7 +107,7 @@ def up(
         is_named = names_key(config_path, "routing", "policy")
         return _with_policy(_with_servers(config, attach, discover), policy, is_named=is_named)
 
-    asyncio.run(_serve(read, Console()))
+    uvloop.run(_serve(read, Console()))
 
 
 def _with_servers(config: Config, attach: Sequence[str], discover: str | None) -> Config:
