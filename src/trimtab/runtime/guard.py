@@ -13,11 +13,20 @@ import msgspec
 
 from trimtab.core.config_guard import Auth, GuardConfig, TenantsConfig
 from trimtab.core.tenants import ANONYMOUS, ApiKey, Priority, salt_of
+from trimtab.core.types import Health
 from trimtab.policies.fair_limits import FairLimits, Refusal, Ruling, Shares, TenantLimits
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.outliers import HealthChange, Outcome, OutlierRules, Outliers
 from trimtab.policies.retry_budget import RetryBudget
 from trimtab.runtime.admin import HeaderLike, bearer_of
+from trimtab.runtime.guard_metrics import (
+    EJECTED,
+    REFUSED,
+    RETRIED,
+    RETRY_REFUSED,
+    SALT_IGNORED,
+    UNAUTHENTICATED,
+)
 from trimtab.runtime.keys import KeyRing, default_keys_path
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import ApiError
@@ -79,7 +88,7 @@ class Guard:
         self.budget = RetryBudget(self._guard.retry_share, self._guard.retry_free)
         self.outliers = Outliers(_rules(self._guard))
         self.counts: Counter[str] = Counter()
-        """How often what was met: `refused:REASON`, `retried`, `salt_ignored`, `unauthenticated`."""
+        """How often what was met, by the names in `guard_metrics`."""
 
     def renew(self, places: int, tenants: TenantsConfig, guard: GuardConfig, now_s: float) -> None:
         """Go by another configuration from now on; who is in flight and what is known of replicas stays."""
@@ -104,7 +113,7 @@ class Guard:
         caller = self._caller(headers, now_s)
         ruling = self.limits.decide(caller.tenant, caller.priority, self._places, now_s)
         if ruling.refusal is not None:
-            self.counts[f"refused:{ruling.refusal}"] += 1
+            self.counts[REFUSED + ruling.refusal] += 1
             raise _refused(ruling, ruling.refusal, caller)
         self.limits.admit(caller.tenant, now_s)
         self.budget.saw_request(now_s)
@@ -118,7 +127,7 @@ class Guard:
         """Whether a body's own salt gives way to its tenant's; if so that is counted."""
         is_ignored = caller.salt is not None and said is not None and said != caller.salt
         if is_ignored:
-            self.counts["salt_ignored"] += 1
+            self.counts[SALT_IGNORED] += 1
         return is_ignored
 
     def before_route(self, now_s: float) -> None:
@@ -127,7 +136,7 @@ class Guard:
         if outliers.quiet:
             return
         for change in outliers.tick(now_s):
-            self._on_change(change)
+            self._tell(change)
         self._show(now_s)
 
     def sent(self, replica: str, now_s: float) -> None:
@@ -140,23 +149,28 @@ class Guard:
             return
         change = self.outliers.saw(replica, outcome, now_s, could_serve=self._load.could_serve())
         if change is not None:
-            self._on_change(change)
+            self._tell(change)
             self._show(now_s)
 
     def forget(self, replica: str, now_s: float) -> None:
         """Start anew with a replica that restarted or left."""
         change = self.outliers.forget(replica, now_s)
         if change is not None:
-            self._on_change(change)
+            self._tell(change)
             self._show(now_s)
 
     def may_retry(self, now_s: float, *, attempt: int) -> bool:
         """Spend a retry if there is one, nothing having reached the client. `attempt`: 1 after the first try."""
         if attempt > self._guard.retries_max or not self.budget.may_retry(now_s):
-            self.counts["retry_refused"] += 1
+            self.counts[RETRY_REFUSED] += 1
             return False
-        self.counts["retried"] += 1
+        self.counts[RETRIED] += 1
         return True
+
+    def _tell(self, change: HealthChange) -> None:
+        if change.health is Health.EJECTED:
+            self.counts[EJECTED + change.replica] += 1
+        self._on_change(change)
 
     def _show(self, now_s: float) -> None:
         self._load.set_ejected(self.outliers.left_out(self._load.could_serve(), now_s))
@@ -179,7 +193,7 @@ class Guard:
             said = said or headers.get(name)
         found = None if self._ring is None or not said else self._ring.find(said, now_s)
         if found is None:
-            self.counts["unauthenticated"] += 1
+            self.counts[REFUSED + UNAUTHENTICATED] += 1
             raise ApiError(
                 401,
                 "invalid_request_error",

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
+from trimtab.runtime.guard_metrics import GuardCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TTFT_S_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -102,6 +103,9 @@ class GatewayMetrics:
         ).set_function(in_flight)
         self._fleet = _FleetCollector()
         self._registry.register(self._fleet)
+        self.guard = GuardCollector()
+        """Shows what `guard.counts` returns."""
+        self._registry.register(self.guard)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"trimtab_{name}", what, labels, registry=self._registry)

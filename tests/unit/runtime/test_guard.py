@@ -59,7 +59,7 @@ def test_without_a_key_or_with_a_wrong_one_nobody_gets_in() -> None:
     assert refusal(guarded, {}) == (401, "invalid_api_key")
     assert refusal(guarded, bearer("sk-nothing")) == (401, "invalid_api_key")
     assert refusal(guarded, {"authorization": f"Basic {ALICE}"}) == (401, "invalid_api_key")
-    assert guarded.counts["unauthenticated"] == 3
+    assert guarded.counts["refused:unauthenticated"] == 3
     assert guarded.limits.in_flight == 0
 
 
