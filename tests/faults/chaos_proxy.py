@@ -140,8 +140,8 @@ class ChaosProxy:
         finally:
             asking.cancel()
             answering.cancel()
-            await asyncio.gather(asking, answering, return_exceptions=True)
             onward_writer.close()
+            await asyncio.gather(asking, answering, return_exceptions=True)
 
     async def _pass(
         self,
