@@ -134,6 +134,11 @@ class AttachedFleet:
         member = self._members.get(replica)
         return None if member is None else member.sample
 
+    def histories(self) -> tuple[tuple[str, tuple[ServerSample, ...]], ...]:
+        """Return the pages of the last minute of every server that is ready, by its id."""
+        ready = (each for each in self._members.values() if each.state is ReplicaState.READY)
+        return tuple((member.id, member.history()) for member in ready)
+
     async def start(
         self, servers: Sequence[AttachedServer], *, cause_id: str | None = None
     ) -> None:

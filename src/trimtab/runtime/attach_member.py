@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,6 +23,10 @@ from trimtab.engines.served_load import (
 from trimtab.runtime.access import Access
 from trimtab.runtime.attach_read import Seen
 from trimtab.runtime.fleet import ReplicaInfo
+
+KEEP_EVERY_S: Final = 15.0
+KEPT_MAX: Final = 5
+"""Pages of each server that are kept, and how far apart: a minute, for what grows over time."""
 
 STALE_AFTER: Final = 3.0
 """A reading is stale when this many reads should have come since."""
@@ -48,6 +53,7 @@ class Member:
         self.because = "not read yet"
         self.task: asyncio.Task[None] | None = None
         self._sampled_at_s = 0.0
+        self._kept: deque[ServerSample] = deque(maxlen=KEPT_MAX)
         self._load = EngineLoad()
         self._ranks: frozenset[str] = frozenset()
 
@@ -81,6 +87,8 @@ class Member:
         self._load = load_of(sample, ranks_before=self._ranks)
         self._ranks = self._ranks | ranks_of(sample)
         self.sample, self._sampled_at_s = sample, seen.at_mono_s
+        if not self._kept or sample.at_s - self._kept[-1].at_s >= KEEP_EVERY_S:
+            self._kept.append(sample)
         self.started_at_s = sample.started_at_s or self.started_at_s
         return self._load
 
@@ -89,7 +97,13 @@ class Member:
         self.restarts += 1
         self.identity, self.sample, self.kv_kept = None, None, False
         self._ranks, self._load = frozenset(), EngineLoad()
+        self._kept.clear()
         self.started_at_s = wall_s
+
+    def history(self) -> tuple[ServerSample, ...]:
+        """Return pages of the last minute, oldest first, the latest among them."""
+        latest = () if self.sample is None or self.sample is self._kept[-1] else (self.sample,)
+        return (*self._kept, *latest)
 
     def age_s(self, now_s: float) -> float | None:
         """Return the age of the latest page, None before the first."""

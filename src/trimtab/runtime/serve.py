@@ -16,6 +16,7 @@ from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.state import EMPTY, State
 from trimtab.core.types import Mode, ReplicaState, RolloutState
 from trimtab.levers.catalog import catalog, routing_policy_of
+from trimtab.runtime.attached_advice import AttachedAdvisor
 from trimtab.runtime.control import Control
 from trimtab.runtime.controller import FROZEN, ControlError
 from trimtab.runtime.ledger_reader import SqliteReader
@@ -183,11 +184,15 @@ class Advisor:
         self._cost = cost
         self._say = say
         self._said: deque[str] = deque(maxlen=SAID_MAX)
+        self._servers: AttachedAdvisor | None = None
+        if system.attached is not None:
+            self._servers = AttachedAdvisor(system, self._say_once)
         self._refused: set[str] = set()
 
     def standing(self) -> Standing:
         """What the fleet is diagnosed with."""
-        return standing_of(self._system, self._cost)
+        cost = self._cost if self._servers is None else self._servers.cost
+        return standing_of(self._system, cost)
 
     async def run(self) -> None:
         """Look once a minute until cancelled."""
@@ -199,6 +204,8 @@ class Advisor:
 
     async def _look(self) -> None:
         control, mode = self._control, self._system.config.levers.mode
+        if self._servers is not None:
+            await self._servers.look()
         looked = control.look("serving", cause_id=self._system.started_event)
         if mode is Mode.OBSERVE:
             return
