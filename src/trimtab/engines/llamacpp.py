@@ -40,6 +40,7 @@ from trimtab.core.ports import (
     Placement,
     RequestFacts,
     StreamEvent,
+    StreamTexts,
 )
 from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
@@ -128,7 +129,7 @@ class LlamaCppFormat:
         """See `EngineFormat`."""
         return StreamEvent(done=True) if data == openai.DONE else self.read_response(data)
 
-    def read_stream_batch(self, events: Sequence[bytes]) -> Sequence[StreamEvent | None]:
+    def read_stream_batch(self, events: Sequence[bytes]) -> StreamTexts:
         """See `EngineFormat`."""
         return openai.read_batch(events)
 

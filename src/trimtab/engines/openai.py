@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from trimtab.core.ports import EngineFormatError, EngineReport, RequestFacts, StreamEvent
+from trimtab.core.ports import (
+    EngineFormatError,
+    EngineReport,
+    RequestFacts,
+    StreamEvent,
+    StreamTexts,
+)
 from trimtab.core.types import Constraint
 from trimtab.engines.base import ErrorDetail, decode
 
@@ -22,6 +28,9 @@ DONE = b"[DONE]"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _GRAMMAR_FIELDS = ("grammar", "guided_grammar", "guided_regex", "guided_choice")
 _SCHEMA_FIELDS = ("json_schema", "guided_json")
+
+
+_NO_CALLS = msgspec.Raw(b"null")
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -43,7 +52,17 @@ class Delta(msgspec.Struct, frozen=True):
 
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw = _NO_CALLS
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is content and nothing beside it."""
+        return (
+            self.tool_calls is _NO_CALLS
+            and self.reasoning_content is None
+            and self.reasoning is None
+        )
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -238,20 +257,33 @@ def is_dull(data: bytes) -> bool:
     )
 
 
-def read_batch(events: Sequence[bytes]) -> list[StreamEvent | None]:
-    """Read many events that carry output alone in one go; None for each that is garbage."""
+def read_batch(events: Sequence[bytes]) -> StreamTexts:
+    """Read many events that carry output alone in one go."""
     try:
-        chunks = _BATCHES.decode(b"[" + b",".join(events) + b"]")
+        chunks: Sequence[Chunk | None] = _BATCHES.decode(b"[" + b",".join(events) + b"]")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        chunks = []
-    if len(chunks) == len(events):
-        return [event_of_chunk(chunk, None) for chunk in chunks]
-    return [_read_or_none(data) for data in events]
+        chunks = ()
+    if len(chunks) != len(events):
+        chunks = [_read_or_none(data) for data in events]
+    texts: list[str | None] = []
+    finish_reason = None
+    for chunk in chunks:
+        if chunk is None:
+            texts.append(None)
+            continue
+        choices = chunk.choices
+        said = choices[0].delta if len(choices) == 1 else None
+        if said is not None and said.content and said.is_plain:
+            texts.append(said.content)
+        else:
+            texts.append("".join(map(_choice_text, choices)))
+        finish_reason = finish_reason_of(chunk) or finish_reason
+    return StreamTexts(texts=texts, finish_reason=finish_reason)
 
 
-def _read_or_none(data: bytes) -> StreamEvent | None:
+def _read_or_none(data: bytes) -> Chunk | None:
     try:
-        return event_of_chunk(read_chunk(data), None)
+        return read_chunk(data)
     except EngineFormatError:
         return None
 
@@ -282,7 +314,10 @@ def event_of_chunk(chunk: Chunk, report: EngineReport | None) -> StreamEvent:
 
 def finish_reason_of(chunk: Chunk) -> str | None:
     """Return the first finish reason in a chunk."""
-    return next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), None)
+    for choice in chunk.choices:
+        if choice.finish_reason:
+            return choice.finish_reason
+    return None
 
 
 def _error_text(error: ErrorDetail | str | None) -> str | None:
@@ -296,5 +331,10 @@ def _choice_text(choice: Choice) -> str:
     if said is None:
         return choice.text or ""
     calls = bytes(said.tool_calls).decode("utf-8", "replace")
-    parts = (said.reasoning_content, said.content, None if calls == "null" else calls, choice.text)
+    parts = (
+        said.reasoning_content or said.reasoning,
+        said.content,
+        None if calls == "null" else calls,
+        choice.text,
+    )
     return "".join(part for part in parts if part)

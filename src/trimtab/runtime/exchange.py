@@ -17,9 +17,8 @@ class Line(Protocol):
     is_full: bool
     """Whether the client takes less than it is sent."""
 
-    def send(self, data: bytes) -> None:
-        """Queue bytes for the client."""
-        ...
+    send: Callable[[bytes], None]
+    """Queues bytes for the client."""
 
     def wanted(self, exchange: "Exchange") -> None:
         """Hear that the rest of a body is waited for."""
@@ -49,6 +48,8 @@ class Exchange:
         peer: str | None = None,
     ) -> None:
         self._line = line
+        self._put = line.send
+        self._is_shut = False
         self.method = method
         self.target = target
         """Path and query as they came."""
@@ -115,7 +116,7 @@ class Exchange:
 
     def gone(self) -> None:
         """Hear that the client left."""
-        self.is_gone = True
+        self.is_gone = self._is_shut = True
         self._parts.clear()
         self._wake()
 
@@ -142,10 +143,10 @@ class Exchange:
             self.keep_alive = False
         self._send(response_head(status, said + self._connection(), version=self.version))
 
-    def write(self, data: bytes) -> None:
-        """Send a part of a body; not empty."""
+    def write(self, data: bytes, framed: bytes | None = None) -> None:
+        """Send a part of a body; not empty. `framed`: the same as one HTTP chunk, where it came so."""
         if self._chunked:
-            self._send(b"%x\r\n%b\r\n" % (len(data), data))
+            self._send(framed or b"%x\r\n%b\r\n" % (len(data), data))
         elif not self._bodiless:
             self._send(data)
 
@@ -156,12 +157,17 @@ class Exchange:
         self._over()
 
     def _send(self, data: bytes) -> None:
-        if not self.is_gone and not self.is_over:
-            self._line.send(data)
+        if self._is_shut:
+            return
+        try:
+            self._put(data)
+        except RuntimeError:
+            # uvloop refuses to write in the moment between a connection's end and the word of it.
+            self._is_shut = True
 
     def _over(self) -> None:
         if not self.is_over:
-            self.is_over = True
+            self.is_over = self._is_shut = True
             self._parts.clear()
 
     def _connection(self) -> Pairs:

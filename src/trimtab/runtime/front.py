@@ -70,6 +70,7 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.send: Callable[[bytes], None] = self._transport.write
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else None
@@ -250,10 +251,6 @@ class Front(asyncio.Protocol):
 
     # The exchange's calls
 
-    def send(self, data: bytes) -> None:
-        """See `Line`."""
-        self._transport.write(data)
-
     def wanted(self, exchange: Exchange) -> None:
         """See `Line`."""
         if exchange.headers.raw(b"expect") == b"100-continue" and not exchange.size:
@@ -329,6 +326,9 @@ class Front(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, whatever is unsent."""
+        self._is_closing = True
+        if self._serving is not None:
+            self._serving.gone()
         self._transport.abort()
 
     # Reading and time

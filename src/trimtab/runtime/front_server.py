@@ -29,6 +29,10 @@ class FrontServer:
         """Connections of clients to /v1 that are open."""
         return len(self._fronts)
 
+    def use_limits(self, limits: FrontLimits) -> None:
+        """Keep new connections within other limits; those that are open keep theirs."""
+        self._limits = limits
+
     async def start(
         self, host: str, port: int, pages: Pages, *, tls: ssl.SSLContext | None = None
     ) -> int:

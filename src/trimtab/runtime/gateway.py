@@ -19,6 +19,7 @@ from trimtab.core.prefix import BlockHasher
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
+from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.exchange import ClientGoneError, Exchange
 from trimtab.runtime.fleetpage import models_page
 from trimtab.runtime.front_rules import FrontLimits
@@ -30,6 +31,7 @@ from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
+from trimtab.runtime.watch import RequestWatch
 from trimtab.runtime.wire import (
     JSON_TYPE,
     LABEL_HEADER,
@@ -77,7 +79,11 @@ class Gateway:
         admin_token: str | None = None,
         hardware: str = "",
         topology: str = "",
+        models: Callable[[], tuple[str, ...]] | None = None,
+        access: Callable[[str], Access] = lambda _: OPEN,
+        watch: RequestWatch | None = None,
     ) -> None:
+        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`."""
         self._config = config
         self._router = router
         self._engine = engine
@@ -85,13 +91,14 @@ class Gateway:
         self._clock = clock
         self._hasher = hasher
         self._secret = secret
-        self._model = model
+        self._models = models or (lambda: (model,))
+        self._watch = watch
         self._on_record = on_record
         self._new_id = new_id
         self._hardware = hardware
         self.topology = topology
         """What serves, in words, for the records of requests from now on."""
-        self._upstream = Upstream(config)
+        self._upstream = Upstream(config, access=access)
         self._relay = Relay(
             router, self._upstream, engine, clock, secret, lambda: self._is_stopping
         )
@@ -149,6 +156,12 @@ class Gateway:
             " is another server running there? --port chooses another"
         )
 
+    def use_config(self, config: GatewayConfig) -> None:
+        """Serve by other limits and timeouts from the next request on; where it listens stays."""
+        self._config = config
+        self._upstream.use_config(config)
+        self._front.use_limits(_limits(config))
+
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for running ones; return how many were left when time was up."""
         self._is_draining = True
@@ -175,7 +188,7 @@ class Gateway:
 
     async def _serve(self, exchange: Exchange) -> None:
         if exchange.path == MODELS and exchange.method == b"GET":
-            exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._model)))
+            exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
             return
         seen = Measurement(
             self._new_id(),
@@ -185,6 +198,10 @@ class Gateway:
         )
         task = asyncio.current_task()
         assert task is not None
+        if self._watch is not None:
+            seen.told_upstream = self._watch.begin(
+                seen.request_id, exchange.method.decode(), exchange.path, exchange.headers
+            )
         try:
             self._admit(task)
             await self._answer(exchange, seen)
@@ -279,6 +296,8 @@ class Gateway:
             )
         decision = routed.decision if routed else None
         self.metrics.observe(record, decision)
+        if self._watch is not None:
+            self._watch.end(record, decision)
         self._sink.append(
             served_event(record, routed),
             cause_id=None,

@@ -5,13 +5,15 @@ model is looping; everything else is counted or hashed as it comes.
 """
 
 import hashlib
+from collections.abc import Mapping
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from trimtab.core.events import RequestServed
-from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
+from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent, StreamTexts
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import Routed, explained
@@ -45,6 +47,7 @@ class Measurement:
         self.captured: int | None = None
         self.stage: str | None = None
         self.body = b""
+        self.told_upstream: Mapping[str, str] = {}
         self.status = 0
         self.error = ErrorClass.NONE
         self.client_aborted = False
@@ -93,34 +96,29 @@ class Measurement:
         if event.error is not None:
             self.failed(self.status, ErrorClass.UPSTREAM_STATUS)
 
-    def saw_many(
-        self, events: Sequence[StreamEvent | None], times: Sequence[float], secret: Secret
-    ) -> int:
-        """Take in plain output, each event with its time, None for what could not be read; return how many had text."""
-        texts: list[str] = []
-        for event, mono_s in zip(events, times, strict=True):
-            if event is None:
-                self.unreadable += 1
-                continue
-            if event.text:
-                texts.append(event.text)
-                self._timed(mono_s)
-            self._finish_reason = event.finish_reason or self._finish_reason
-        if texts:
-            self._keep_text("".join(texts), secret)
-        return len(texts)
+    def saw_many(self, read: StreamTexts, times: Sequence[float], secret: Secret) -> int:
+        """Take in plain output, each event with its time; return how many had text."""
+        said = [mono_s for text, mono_s in zip(read.texts, times, strict=True) if text]
+        self.unreadable += read.texts.count(None)
+        self._finish_reason = read.finish_reason or self._finish_reason
+        if said:
+            self._timed(said)
+            self._keep_text("".join(filter(None, read.texts)), secret)
+        return len(said)
 
     def _saw_text(self, text: str, mono_s: float, secret: Secret) -> None:
-        self._timed(mono_s)
+        self._timed((mono_s,))
         self._keep_text(text, secret)
 
-    def _timed(self, mono_s: float) -> None:
-        self._chunks += 1
-        if self._first_s is None or self._last_s is None:
-            self._first_s = mono_s
-        else:
-            self._gap_s_max = max(self._gap_s_max or 0.0, mono_s - self._last_s)
-        self._last_s = mono_s
+    def _timed(self, times: Sequence[float]) -> None:
+        self._chunks += len(times)
+        if self._first_s is None:
+            self._first_s = times[0]
+        before = times if self._last_s is None else (self._last_s, *times)
+        gap_s = max((b - a for a, b in itertools.pairwise(before)), default=None)
+        if gap_s is not None:
+            self._gap_s_max = max(self._gap_s_max or 0.0, gap_s)
+        self._last_s = times[-1]
 
     def _keep_text(self, text: str, secret: Secret) -> None:
         if self._output_hash is None:

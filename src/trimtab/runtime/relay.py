@@ -5,7 +5,7 @@ stopping. Every way out closes the connection to the replica unless its answer w
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
@@ -90,7 +90,8 @@ class Relay:
             seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
             _say(NO_REPLICA, exchange, seen)
             return
-        headers = request_headers(exchange.headers)
+        headers = request_headers(exchange.headers, drop=map(str.encode, seen.told_upstream))
+        headers += [(name.encode(), value.encode()) for name, value in seen.told_upstream.items()]
         seen.captured = self._router.dispatched(routed)
         stream = routed.query.facts.stream
         async with self._upstream.send(
@@ -121,6 +122,11 @@ class Relay:
     async def _stream(
         self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
     ) -> None:
+        head = [*_passed(answer, seen, drop=(b"x-accel-buffering",)), (b"X-Accel-Buffering", b"no")]
+
+        def begin() -> None:
+            exchange.begin(answer.status, head)
+
         pump = StreamPump(
             exchange,
             seen,
@@ -129,9 +135,9 @@ class Relay:
             self._clock,
             self._secret,
             lambda why: answer.fail(UpstreamBrokenError(why)),
+            begin,
         )
         seen.status = answer.status
-        exchange.begin(answer.status, [*_passed(answer, seen), (b"X-Accel-Buffering", b"no")])
         exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
         if exchange.is_full:
             answer.pause()
@@ -154,6 +160,8 @@ class Relay:
                 ErrorClass.STREAM_TRUNCATED,
                 _said(502, "upstream_broken", str(pump.too_large)),
             )
+        if not exchange.begun:
+            begin()
         _end(exchange, seen, failure)
 
 
@@ -185,11 +193,11 @@ def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
     exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))
 
 
-def _passed(answer: UpstreamResponse, seen: Measurement) -> Pairs:
+def _passed(answer: UpstreamResponse, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
     assert seen.routed is not None
     assert seen.routed.replica is not None
     return response_headers(
-        answer.headers, request_id=seen.request_id, replica=seen.routed.replica.id
+        answer.headers, request_id=seen.request_id, replica=seen.routed.replica.id, drop=drop
     )
 
 

@@ -34,8 +34,13 @@ class StreamPump:
         clock: Clock,
         secret: Secret,
         stop: Callable[[str], None],
+        begin: Callable[[], None],
     ) -> None:
-        """Take what it works with. `stop` ends the reading from the replica, for the reason given."""
+        """Take what it works with.
+
+        `stop` ends the reading from the replica, for the reason given; `begin` sends the head of the answer, which is
+        held back until there is something to send after it: until then another replica may be asked.
+        """
         self._exchange = exchange
         self._seen = seen
         self._engine = engine
@@ -43,6 +48,7 @@ class StreamPump:
         self._clock = clock
         self._secret = secret
         self._stop = stop
+        self._begin = begin
         self._parser = SSEParser()
         self._kept: list[bytes] = []
         self._kept_at: list[float] = []
@@ -51,22 +57,26 @@ class StreamPump:
         self.too_large: SSETooLargeError | None = None
         """Set when an event was over its limit; nothing is taken any more."""
 
-    def take(self, data: bytes) -> None:
-        """Take in what came."""
+    def take(self, data: bytes, framed: bytes | None) -> None:
+        """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
         plain = self._parser.feed_plain(data)
         if plain is not None and self._has_text and all(map(is_dull, plain)):
-            self._exchange.write(data)
+            self._write(data, framed)
             self._keep(plain, len(data))
         elif plain is not None:
             self._judge([SSEEvent(data=one, raw=b"data: %b\n\n" % one) for one in plain])
         elif self.too_large is None:
             self._take_slowly(data)
 
+    def _write(self, data: bytes, framed: bytes | None) -> None:
+        if not self._exchange.begun:
+            self._begin()
+        self._exchange.write(data, framed)
+
     def _keep(self, events: list[bytes], size: int) -> None:
         self._kept += events
         self._kept_bytes += size
-        now_s = self._clock.mono_s()
-        self._kept_at += [now_s] * len(events)
+        self._kept_at += [self._clock.mono_s()] * len(events)
         if len(self._kept) >= KEPT_MAX or self._kept_bytes > KEPT_BYTES_MAX:
             self.digest()
 
@@ -122,7 +132,7 @@ class StreamPump:
             if read is None or not read.usage_only or wants_usage:
                 passed.append(event.raw)
         if passed:
-            self._exchange.write(b"".join(passed))
+            self._write(b"".join(passed), None)
 
     def _read(self, data: bytes) -> StreamEvent | None:
         """Read and measure; what cannot be read still passes, and the record says so."""

@@ -3,21 +3,23 @@
 Leaving `Upstream.send` before a body was read to its end closes the connection, and closing it is what makes an
 engine stop: there is no other way to cancel a request.
 
-A connection that carries a stream is used once. llama.cpp's server says keep-alive and closes after every stream all
-the same; a request that met the closing connection would be sent to another replica, away from its cached prefix.
+A connection that carries a stream to llama.cpp is used once: its server says keep-alive and closes after every stream
+all the same. Those of other engines are used again.
 """
 
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 
 from trimtab.core.config import GatewayConfig
+from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.upstream_connection import (
+    Sink,
     UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamConnection,
@@ -26,9 +28,7 @@ from trimtab.runtime.upstream_connection import (
 )
 from trimtab.runtime.wire import Headers, Pairs, request_head
 
-POOL_KEEPALIVE_S: Final = 3.0
-"""Shorter than the 5 s of llama.cpp's server: a pooled connection is dropped by us first."""
-
+SWEEP_EVERY_S: Final = 1.0
 IDLE_MAX: Final = 64
 RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
 _TIMEOUT_HINT = re.compile(rb"timeout\s*=\s*(\d+)", re.IGNORECASE)
@@ -80,7 +80,7 @@ class UpstreamResponse:
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._got_body = False
-        self._sink: Callable[[bytes], None] = lambda _: None
+        self._sink: Sink = lambda *_: None
         self.status = connection.status
         self.headers: Headers = connection.headers
 
@@ -90,7 +90,7 @@ class UpstreamResponse:
         kind = self.headers.raw(b"content-type") or b""
         return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
 
-    async def pump(self, sink: Callable[[bytes], None]) -> None:
+    async def pump(self, sink: Sink) -> None:
         """Give the body's bytes to `sink` as they arrive, at once and in the loop's own call.
 
         Raises `UpstreamBrokenError`, `UpstreamTimeoutError`, and what `sink` raises as an `UpstreamError`.
@@ -115,17 +115,17 @@ class UpstreamResponse:
                 self._timer.cancel()
                 self._timer = None
 
-    def _first(self, data: bytes) -> None:
+    def _first(self, data: bytes, framed: bytes | None) -> None:
         self._got_body = True
         self._connection.redirect(self._sink)
-        self._sink(data)
+        self._sink(data, framed)
 
     async def read(self) -> bytes:
         """Return the whole body; raises like `pump`, and `UpstreamBrokenError` beyond 256 MiB."""
         parts: list[bytes] = []
         size = 0
 
-        def take(data: bytes) -> None:
+        def take(data: bytes, _: bytes | None) -> None:
             nonlocal size
             parts.append(data)
             size += len(data)
@@ -170,13 +170,21 @@ class UpstreamResponse:
 class Upstream:
     """Sends requests to replicas."""
 
-    def __init__(self, config: GatewayConfig, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, *, access: Callable[[str], Access] = lambda _: OPEN
+    ) -> None:
+        """Send as `config` says. `access`: how a replica is reached, by its base URL."""
         self._config = config
-        self._tls = tls
+        self._access = access
+        self._tls: ssl.SSLContext | None = None
         self._idle: dict[Address, list[tuple[float, UpstreamConnection]]] = {}
         self._open: set[UpstreamConnection] = set()
         self._addresses: dict[str, Address] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def use_config(self, config: GatewayConfig) -> None:
+        """Send by other timeouts from the next request on."""
+        self._config = config
 
     async def start(self) -> None:
         """Begin to close connections that nobody uses."""
@@ -214,12 +222,13 @@ class Upstream:
         Raises `UpstreamConnectError` where not a byte of an answer came, `UpstreamTimeoutError` where that took
         too long, `UpstreamBrokenError` for what is no HTTP.
         """
-        address = self._address(base_url)
-        said = [*headers, (b"Content-Length", b"%d" % len(body))]
-        if stream:
+        address, access = self._address(base_url), self._access(base_url)
+        said = [*access.over(headers), (b"Content-Length", b"%d" % len(body))]
+        is_single = stream and not access.keeps_streams
+        if is_single:
             said.append((b"Connection", b"close"))
         head = request_head(method, address.prefix.encode() + target, address.authority, said)
-        connection = None if stream else self._pooled(address)
+        connection = None if is_single else self._pooled(address)
         if connection is not None:
             try:
                 await self._asked(connection, head, body, method)
@@ -231,7 +240,7 @@ class Upstream:
                 connection.close()
                 raise
         if connection is None:
-            connection = await self._connect(address, base_url)
+            connection = await self._connect(address, base_url, access)
             try:
                 await self._asked(connection, head, body, method)
             except BaseException:
@@ -240,7 +249,7 @@ class Upstream:
         try:
             yield UpstreamResponse(connection, self._config, base_url)
         finally:
-            self._release(address, connection, may_keep=not stream)
+            self._release(address, connection, may_keep=not is_single)
 
     async def _asked(
         self, connection: UpstreamConnection, head: bytes, body: bytes, method: bytes
@@ -254,7 +263,7 @@ class Upstream:
                 f"{connection.name} sent nothing for {wait_s:g} s"
             ) from error
 
-    async def _connect(self, address: Address, base_url: str) -> UpstreamConnection:
+    async def _connect(self, address: Address, base_url: str, access: Access) -> UpstreamConnection:
         loop, wait_s = asyncio.get_running_loop(), self._config.connect_timeout_s
         try:
             async with asyncio.timeout(wait_s):
@@ -262,7 +271,7 @@ class Upstream:
                     lambda: UpstreamConnection(base_url),
                     address.host,
                     address.port,
-                    ssl=self._tls_context() if address.secure else None,
+                    ssl=(access.tls or self._tls_context()) if address.secure else None,
                 )
         except TimeoutError as error:
             raise UpstreamConnectError(
@@ -305,7 +314,7 @@ class Upstream:
         if not may_keep or not connection.is_reusable or len(idle) >= IDLE_MAX:
             connection.close()
             return
-        keep_s = POOL_KEEPALIVE_S
+        keep_s = self._config.upstream_keepalive_s
         hint = _TIMEOUT_HINT.search(connection.headers.raw(b"keep-alive") or b"")
         if hint is not None:
             keep_s = min(keep_s, max(0.0, int(hint[1]) - 1.0))
@@ -322,4 +331,4 @@ class Upstream:
             self._idle[address] = [one for one in idle if one[0] > now_s and not one[1].is_lost]
             if not self._idle[address]:
                 del self._idle[address]
-        self._timer = loop.call_later(min(1.0, POOL_KEEPALIVE_S / 3), self._sweep)
+        self._timer = loop.call_later(SWEEP_EVERY_S, self._sweep)

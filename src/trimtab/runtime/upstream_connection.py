@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import httptools
 
 from trimtab.runtime.wire import Headers, Pairs
 
 HEAD_BYTES_MAX: Final = 256 * 1024
+Sink: TypeAlias = Callable[[bytes, bytes | None], None]
+"""Takes a part of a body, and where it came as exactly one chunk, that chunk with its frame."""
 
 
 class UpstreamError(RuntimeError):
@@ -61,7 +63,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.error: UpstreamError | None = None
         self.seen_s = 0.0
         """When something came last, by the loop's clock."""
-        self._sink: Callable[[bytes], None] | None = None
+        self._sink: Sink | None = None
+        self._now = self._loop.time
+        self._chunk_ended = False
+        self._is_at_chunk = False
         self._on_end: Callable[[UpstreamError | None], None] | None = None
         self.on_lost: Callable[[UpstreamConnection], None] | None = None
 
@@ -80,6 +85,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request; the future is done when the head of the answer is there, or fails with `UpstreamError`."""
         self._pairs, self._parts = [], []
         self._is_sized = self._got_bytes = self._got_head = self.is_whole = False
+        self._is_at_chunk = False
         self._is_head_only = is_head_only
         self._head_bytes = 0
         self.status, self.error = 0, None
@@ -94,19 +100,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.writelines([head, body])
         return self._head
 
-    def listen(
-        self, sink: Callable[[bytes], None], on_end: Callable[[UpstreamError | None], None]
-    ) -> None:
+    def listen(self, sink: Sink, on_end: Callable[[UpstreamError | None], None]) -> None:
         """Hand over what has come of the body and what will; `on_end` hears once: None, or what broke it."""
         parts, self._parts = self._parts, []
         if parts:
-            sink(b"".join(parts))
+            sink(b"".join(parts), None)
         if self.is_whole or self.error is not None:
             on_end(self.error)
             return
         self._sink, self._on_end = sink, on_end
 
-    def redirect(self, sink: Callable[[bytes], None]) -> None:
+    def redirect(self, sink: Sink) -> None:
         """Let the rest of the body go to another sink."""
         if self._sink is not None:
             self._sink = sink
@@ -156,8 +160,19 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        self.seen_s = self._loop.time()
+        self.seen_s = self._now()
+        if self._is_at_chunk and self._sink is not None:
+            # What streams are made of: one read, one whole chunk, said the one way that needs no parser.
+            start = data.find(b"\r\n", 1, 10) + 2
+            size = len(data) - start - 2
+            if size > 0 and data[: start - 2] == b"%x" % size and data[-2:] == b"\r\n":
+                self._sink(data[start:-2], data)
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._got_bytes = True
+        self._chunk_ended = False
         if not self._is_asked:
             # Nothing was asked: whatever this is, it must not be taken for the next answer.
             self._transport.abort()
@@ -175,6 +190,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.fail(UpstreamBrokenError(f"{self.name} sent a head without end"))
             return
+        self._is_at_chunk = self._chunk_ended and data[-2:] == b"\r\n" and not self.is_whole
         self._flush()
         if self.is_whole:
             self._end(None)
@@ -204,6 +220,12 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
 
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
     def on_message_complete(self) -> None:
         if self.status < 200:
             self._pairs = []
@@ -217,7 +239,7 @@ class UpstreamConnection(asyncio.Protocol):
         if parts and self._sink is not None:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
-            self._sink(data)
+            self._sink(data, None)
 
     def _complete(self) -> None:
         self.is_whole, self._keep_alive = True, False

@@ -118,6 +118,8 @@ def error_headers(error: ApiError, request_id: str | None = None) -> Pairs:
         said.append((REQUEST_ID_HEADER.encode(), request_id.encode()))
     if error.said_after_s is not None:
         said.append((b"Retry-After", b"%d" % error.said_after_s))
+    if error.status == 401:
+        said.append((b"WWW-Authenticate", b"Bearer"))
     return said
 
 
@@ -156,9 +158,11 @@ def request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Pairs:
     return [*passed.values(), (b"Accept-Encoding", b"identity")]
 
 
-def response_headers(headers: Headers, *, request_id: str, replica: str) -> Pairs:
-    """Return the headers that go to the client, with the replica and the request's id added."""
-    ends_here = HOP_BY_HOP | {b"content-length"} | _named(headers)
+def response_headers(
+    headers: Headers, *, request_id: str, replica: str, drop: Iterable[bytes] = ()
+) -> Pairs:
+    """Return the headers that go to the client, with the replica and the request's id added, `drop` left out."""
+    ends_here = HOP_BY_HOP | {b"content-length"} | _named(headers) | frozenset(drop)
     passed = [
         pair
         for pair in headers.pairs
