@@ -181,6 +181,13 @@ class GatewayConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_timeout_s: Annotated[float, Meta(gt=0, description="Longest silence inside a stream.")] = (
         120.0
     )
+    upstream_keepalive_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long an idle connection to a replica is kept; shorter than the replica keeps it itself.",
+        ),
+    ] = 3.0
 
 
 class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

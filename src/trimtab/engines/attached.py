@@ -36,12 +36,8 @@ SLOTS_ASSUMED: Final[Mapping[EngineKind, int]] = {
 
 SLOTS_UNKNOWN: Final = 64
 
-KEEPALIVE_ASSUMED_S: Final[Mapping[EngineKind, float]] = {
-    EngineKind.VLLM: 5.0,
-    EngineKind.SGLANG: 5.0,
-    EngineKind.LLAMACPP: 5.0,
-}
-"""After how long the engines' own HTTP servers close an idle connection, by default: uvicorn, uvicorn, cpp-httplib."""
+KEEP_AFTER_STREAM: Final = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.TGI})
+"""Engines whose server keeps a connection open after a stream; llama.cpp's closes it."""
 
 _OWNERS: Final = {
     "vllm": EngineKind.VLLM,

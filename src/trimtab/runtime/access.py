@@ -8,6 +8,7 @@ import msgspec
 from trimtab.core.config import AttachedServer, FleetConfig
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.secret_refs import resolve_secret
+from trimtab.runtime.wire import Pairs
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     headers: Mapping[str, str] = {}
     tls: ssl.SSLContext | None = None
+    keeps_streams: bool = False
+    """Whether its server keeps a connection open after a stream has ended on it."""
+
+    def over(self, headers: Pairs) -> Pairs:
+        """Return headers with this server's own in place of those of the same names."""
+        if not self.headers:
+            return headers
+        ours = {name.lower().encode() for name in self.headers}
+        kept = [pair for pair in headers if pair[0].lower() not in ours]
+        return [*kept, *((name.encode(), value.encode()) for name, value in self.headers.items())]
 
     def __repr__(self) -> str:
         """Show no key."""

@@ -17,6 +17,7 @@ import msgspec
 from trimtab.core.config import ConfigError
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
+from trimtab.runtime.watch import HasHeaders
 
 LINES_WAITING_MAX: Final = 20_000
 STDOUT: Final = "-"
@@ -37,7 +38,7 @@ class AccessLog:
         self._thread.start()
 
     def begin(
-        self, request_id: str, method: str, path: str, headers: Mapping[str, str]
+        self, request_id: str, method: str, path: str, headers: HasHeaders
     ) -> Mapping[str, str]:
         """See `RequestWatch`: nothing is noted before the end."""
         return {}

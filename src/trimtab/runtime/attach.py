@@ -16,12 +16,12 @@ from trimtab.core.events import ReplicaChanged
 from trimtab.core.evidence import Readings
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.revision import Revision
-from trimtab.core.served import ServerSample
+from trimtab.core.served import EngineKind, ServerSample
 from trimtab.core.types import ReplicaState
-from trimtab.engines.attached import Identity
+from trimtab.engines.attached import KEEP_AFTER_STREAM, Identity
 from trimtab.engines.served_load import EngineLoad
 from trimtab.runtime.access import OPEN, Access, access_of
-from trimtab.runtime.attach_member import Member, base_url, named, unseen
+from trimtab.runtime.attach_member import Member, named, unseen
 from trimtab.runtime.attach_read import ReadError, Seen, ServerReader
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.secret import SecretError
@@ -183,14 +183,22 @@ class AttachedFleet:
             member = self._members.get(name)
             if member is not None and _stays(member, server):
                 member.access = accesses[name]
+                self._set_access(member)
             else:
                 if member is not None:
                     self._drop(member)
                 self._join(Member(server, name, accesses[name]), cause_id)
-            self._accesses[base_url(server.url)] = accesses[name]
+
+    def _set_access(self, member: Member) -> None:
+        """Say how a server is reached from the next request on, by what is known of its engine."""
+        engine = EngineKind.UNKNOWN if member.identity is None else member.identity.engine
+        self._accesses[member.url] = msgspec.structs.replace(
+            member.access, keeps_streams=engine in KEEP_AFTER_STREAM
+        )
 
     def _join(self, member: Member, cause_id: str | None) -> None:
         self._members[member.id] = member
+        self._set_access(member)
         self._move(member, ReplicaState.STARTING, "attached", cause_id)
         member.task = asyncio.create_task(self._keep(member, cause_id))
 
@@ -251,6 +259,7 @@ class AttachedFleet:
         slots = member.server.slots or found.slots
         member.identity = msgspec.structs.replace(found, slots=slots)
         member.revision = member.identity.revision(self.model)
+        self._set_access(member)
 
     async def _those_before(self, member: Member) -> None:
         order = list(self._members.values())

@@ -12,6 +12,7 @@ from trimtab.core.config import ConfigError, TelemetryConfig
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
+from trimtab.runtime.watch import HasHeaders
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -72,7 +73,7 @@ class Tracing:
         self._open: dict[str, Span] = {}
 
     def begin(
-        self, request_id: str, method: str, path: str, headers: Mapping[str, str]
+        self, request_id: str, method: str, path: str, headers: HasHeaders
     ) -> Mapping[str, str]:
         """See `RequestWatch`; returns the `traceparent` (and `tracestate`) of the request's span."""
         from opentelemetry.trace import SpanKind, set_span_in_context

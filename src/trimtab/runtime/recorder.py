@@ -5,9 +5,8 @@ model is looping; everything else is counted or hashed as it comes.
 """
 
 import hashlib
-from collections.abc import Mapping
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec

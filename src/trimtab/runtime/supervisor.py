@@ -31,10 +31,12 @@ from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
+from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.attach_member import unseen
 from trimtab.runtime.attached_system import Attached, NoProcesses
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
+from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.launcher import LlamaCppLauncher
@@ -43,8 +45,8 @@ from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes, ProcessReader, Target
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
-from trimtab.runtime.system_facts import facts_of, flat_settings, topology_of
-from trimtab.runtime.upstream import POOL_KEEPALIVE_S
+from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
+from trimtab.runtime.telemetry import Telemetry
 
 RECORDS_MAX = 20_000
 VIEWS_MAX = 3_600
@@ -120,6 +122,7 @@ class System:
             self._attach()
         else:
             self._launch(log_folder)
+        self.telemetry = Telemetry(config.telemetry, self._served)
         self.gateway = Gateway(
             config.gateway,
             self.router,
@@ -134,7 +137,25 @@ class System:
             admin_token=admin_token,
             hardware="" if self.attached else self.hardware.label,
             topology=topology_of(config.fleet.replicas, attached=self.attached is not None),
+            models=self._models,
+            access=self._access,
+            watch=self.telemetry.watch,
         )
+        self.gateway.metrics.show_fleet(
+            lambda: figures_of(
+                self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
+            )
+        )
+
+    def _models(self) -> tuple[str, ...]:
+        fleet = self.fleet
+        return (self.baseline.model.name,) if isinstance(fleet, Fleet) else fleet.models()
+
+    def _served(self) -> tuple[str, str]:
+        return self.baseline.model.name, self.baseline.engine
+
+    def _access(self, url: str) -> Access:
+        return OPEN if self.attached is None else self.attached.fleet.access(url)
 
     def _launch(self, log_folder: Path | None) -> None:
         """Make what starts replicas on this machine, and what reads them."""
@@ -169,7 +190,7 @@ class System:
             on_load=self._on_load,
             on_gone=self.forget,
             in_flight=self.in_flight,
-            pool_idle_s=POOL_KEEPALIVE_S,
+            pool_idle_s=self.config.gateway.upstream_keepalive_s,
         )
         self.fleet = self.probes = self.attached.fleet
 
@@ -239,6 +260,7 @@ class System:
                     RunEnded(run_id=self.run_id, reason=reason), cause_id=self.started_event
                 )
                 self.ledger.close()
+                self.telemetry.close()
 
     @property
     def launcher(self) -> LlamaCppLauncher:
@@ -279,6 +301,7 @@ class System:
         """Serve by another configuration from the next request on; what needs a new start is as it was."""
         self.config = config
         self.gateway.use_config(config.gateway)
+        self.telemetry.reopen()
         self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:
@@ -302,13 +325,8 @@ class System:
 
     def process_sample(self) -> ProcessSample:
         """CPU seconds, resident bytes and latest engine readings of every replica now."""
-        replicas = self.fleet.replica_ids()
-        return ProcessSample(
-            self.clock.wall_s(),
-            {replica: self.processes.cpu_s(replica) for replica in replicas},
-            {replica: self.processes.memory_bytes(replica) for replica in replicas},
-            {replica: self.probes.readings(replica) for replica in replicas},
-        )
+        at_s, replicas = self.clock.wall_s(), self.fleet.replica_ids()
+        return sample_of(replicas, self.processes, self.probes.readings, at_s=at_s)
 
     def fleet_facts(self) -> FleetFacts:
         """What is known of the fleet without measuring it."""

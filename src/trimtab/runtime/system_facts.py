@@ -1,14 +1,16 @@
 """What a system says of itself for records, diagnoses and the ledger: settings, topology, the fleet's facts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from trimtab.core.config import Config
+from trimtab.core.evidence import Readings
 from trimtab.core.revision import Revision
 from trimtab.diagnosis.names import FleetFacts
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.probes import ProcessReader
+from trimtab.runtime.situation import ProcessSample
 
 
 def flat_settings(config: Config) -> dict[str, str | int | float | bool]:
@@ -25,6 +27,22 @@ def flat_settings(config: Config) -> dict[str, str | int | float | bool]:
 def topology_of(replicas: int, *, attached: bool = False) -> str:
     """Return what serves, in words."""
     return f"{replicas} attached servers" if attached else f"{replicas} replicas on one host"
+
+
+def sample_of(
+    replicas: Sequence[str],
+    processes: ProcessReader,
+    readings: Callable[[str], Readings],
+    *,
+    at_s: float,
+) -> ProcessSample:
+    """Return CPU seconds, resident bytes and latest engine readings of every replica."""
+    return ProcessSample(
+        at_s,
+        {replica: processes.cpu_s(replica) for replica in replicas},
+        {replica: processes.memory_bytes(replica) for replica in replicas},
+        {replica: readings(replica) for replica in replicas},
+    )
 
 
 def facts_of(

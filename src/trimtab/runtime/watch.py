@@ -7,15 +7,23 @@ from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
 
 
+class HasHeaders(Protocol):
+    """A request's headers, asked for by name in lower case."""
+
+    def get(self, name: str, /) -> str | None:
+        """Return the first value of a name, None if there is none."""
+        ...
+
+
 class RequestWatch(Protocol):
     """Hears requests. Neither call may raise or take long: both stand in the way of the request."""
 
     def begin(
-        self, request_id: str, method: str, path: str, headers: Mapping[str, str]
+        self, request_id: str, method: str, path: str, headers: HasHeaders
     ) -> Mapping[str, str]:
         """Hear that a request's head is here; return headers to send upstream over the client's, often none.
 
-        `headers`: names in lower case, as `.get` asks for them.
+        Names of headers are in lower case.
         """
         ...
 
@@ -31,7 +39,7 @@ class Watches:
         self._watches = tuple(watches)
 
     def begin(
-        self, request_id: str, method: str, path: str, headers: Mapping[str, str]
+        self, request_id: str, method: str, path: str, headers: HasHeaders
     ) -> Mapping[str, str]:
         """See `RequestWatch`."""
         added: dict[str, str] = {}
