@@ -31,10 +31,8 @@ from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
-from trimtab.runtime.access import OPEN, Access
-from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.attach_member import unseen
-from trimtab.runtime.attached_system import Attached, NoProcesses
+from trimtab.runtime.backing import Hears, backing_of
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
@@ -42,7 +40,7 @@ from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.model import baseline_revision
-from trimtab.runtime.probes import Probes, ProcessReader, Target
+from trimtab.runtime.probes import Probes
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
 from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
@@ -117,12 +115,18 @@ class System:
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
         )
-        self.attached: Attached | None = None
-        if config.fleet.is_attached:
-            self._attach()
-        else:
-            self._launch(log_folder)
-        self.telemetry = Telemetry(config.telemetry, self._served)
+        hears = Hears(
+            on_change=self._on_change,
+            on_load=self._on_load,
+            on_gone=self.forget,
+            in_flight=self.in_flight,
+        )
+        backing = backing_of(config, self.ledger, self.clock, hears, log_folder=log_folder)
+        self.fleet, self.probes, self.processes = backing.fleet, backing.probes, backing.processes
+        self.attached, self._launcher = backing.attached, backing.launcher
+        self.telemetry = Telemetry(
+            config.telemetry, lambda: (self.baseline.model.name, self.baseline.engine)
+        )
         self.gateway = Gateway(
             config.gateway,
             self.router,
@@ -137,8 +141,8 @@ class System:
             admin_token=admin_token,
             hardware="" if self.attached else self.hardware.label,
             topology=topology_of(config.fleet.replicas, attached=self.attached is not None),
-            models=self._models,
-            access=self._access,
+            models=lambda: backing.models(self.baseline.model.name),
+            access=backing.access,
             watch=self.telemetry.watch,
         )
         self.gateway.metrics.show_fleet(
@@ -146,53 +150,6 @@ class System:
                 self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
             )
         )
-
-    def _models(self) -> tuple[str, ...]:
-        fleet = self.fleet
-        return (self.baseline.model.name,) if isinstance(fleet, Fleet) else fleet.models()
-
-    def _served(self) -> tuple[str, str]:
-        return self.baseline.model.name, self.baseline.engine
-
-    def _access(self, url: str) -> Access:
-        return OPEN if self.attached is None else self.attached.fleet.access(url)
-
-    def _launch(self, log_folder: Path | None) -> None:
-        """Make what starts replicas on this machine, and what reads them."""
-        config = self.config
-        self._launcher: LlamaCppLauncher | None = LlamaCppLauncher(
-            clock=self.clock,
-            start_timeout_s=config.fleet.start_timeout_s,
-            threads=config.engine.threads,
-            log_folder=log_folder,
-        )
-        self.processes: ProcessReader = self._launcher
-        self.fleet: Fleet | AttachedFleet = Fleet(
-            config,
-            self._launcher,
-            self.ledger,
-            self.clock,
-            self._on_change,
-            in_flight=self.in_flight,
-        )
-        self.probes: Probes | AttachedFleet = Probes(
-            self._targets, self._launcher, self.clock, every_s=config.fleet.probe_every_s
-        )
-
-    def _attach(self) -> None:
-        """Make what follows servers that run already."""
-        self._launcher, self.processes = None, NoProcesses()
-        self.attached = Attached(
-            self.config,
-            self.ledger,
-            self.clock,
-            on_change=self._on_change,
-            on_load=self._on_load,
-            on_gone=self.forget,
-            in_flight=self.in_flight,
-            pool_idle_s=self.config.gateway.upstream_keepalive_s,
-        )
-        self.fleet = self.probes = self.attached.fleet
 
     async def __aenter__(self) -> "System":
         await self.start()
@@ -213,7 +170,12 @@ class System:
             run_id=self.run_id,
             command=self._command,
             version=__version__,
-            settings={**self.settings(), **(settings or {})},
+            settings={
+                "machine": self.hardware.label,
+                "revision": self.baseline.id,
+                **flat_settings(self.config),
+                **(settings or {}),
+            },
         )
         self.started_event = self.ledger.append(started, cause_id=None, durable=True)
         if plan is not None:
@@ -333,14 +295,6 @@ class System:
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
 
-    def settings(self) -> dict[str, str | int | float | bool]:
-        """The settings that shape a run, flat, for the ledger and the report."""
-        return {
-            "machine": self.hardware.label,
-            "revision": self.baseline.id,
-            **flat_settings(self.config),
-        }
-
     def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
         routing = self.config.routing
         return dict(
@@ -348,14 +302,6 @@ class System:
                 cost, load_bound=routing.load_bound, min_match_tokens=routing.min_match_tokens
             )
         )
-
-    def _targets(self) -> dict[str, Target]:
-        ready = (
-            info
-            for info in self.fleet.infos()
-            if info.state in (ReplicaState.READY, ReplicaState.DRAINING)
-        )
-        return {info.id: Target(url=info.url, threads=info.threads) for info in ready}
 
     def _on_change(self, info: ReplicaInfo) -> None:
         before = self._states.get(info.id)
