@@ -16,6 +16,7 @@ from aiohttp import web
 from trimtab.core.config import GatewayConfig
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSink
 from trimtab.core.prefix import BlockHasher
+from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
@@ -25,6 +26,8 @@ from trimtab.runtime.fleetpage import models_page
 from trimtab.runtime.front_rules import FrontLimits
 from trimtab.runtime.front_server import FrontServer
 from trimtab.runtime.gateway_pages import GatewayPages
+from trimtab.runtime.guard import Guard
+from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
@@ -49,6 +52,9 @@ STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_S: Final = 30.0
+AT_THE_DOOR: Final = frozenset(
+    {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
+)
 
 
 def _random_id() -> str:
@@ -82,8 +88,12 @@ class Gateway:
         models: Callable[[], tuple[str, ...]] | None = None,
         access: Callable[[str], Access] = lambda _: OPEN,
         watch: RequestWatch | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`."""
+        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`.
+
+        `guard`: None asks nobody for a key.
+        """
         self._config = config
         self._router = router
         self._engine = engine
@@ -99,10 +109,12 @@ class Gateway:
         self.topology = topology
         """What serves, in words, for the records of requests from now on."""
         self._upstream = Upstream(config, access=access)
+        self.guard = guard or Guard(places=config.streams_max, load=router.load, secret=secret)
         self._relay = Relay(
-            router, self._upstream, engine, clock, secret, lambda: self._is_stopping
+            router, self._upstream, engine, clock, secret, self.guard, lambda: self._is_stopping
         )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
+        self.metrics.guard.counts = lambda: self.guard.counts
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
         self.pages = GatewayPages(
@@ -113,6 +125,9 @@ class Gateway:
             admin_token,
             is_draining=lambda: self._is_draining,
             check_admin=lambda request: self.check_admin(request),
+            isolation=tested_through(
+                router.load, lambda: self._models()[0], engine, secret, self._upstream
+            ),
         )
         self._front = FrontServer(self._serve, _limits(config))
         self._serving: set[asyncio.Task[object]] = set()
@@ -188,7 +203,7 @@ class Gateway:
 
     async def _serve(self, exchange: Exchange) -> None:
         if exchange.path == MODELS and exchange.method == b"GET":
-            exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
+            self._list_models(exchange)
             return
         seen = Measurement(
             self._new_id(),
@@ -203,7 +218,7 @@ class Gateway:
                 seen.request_id, exchange.method.decode(), exchange.path, exchange.headers
             )
         try:
-            self._admit(task)
+            self._admit(task, exchange, seen)
             await self._answer(exchange, seen)
         except ApiError as error:
             seen.failed(error.status, _class_of(error))
@@ -221,18 +236,28 @@ class Gateway:
             self._serving.discard(task)
             if not self._serving:
                 self._idle.set()
-            self._finish(seen)
+            try:
+                self._finish(seen)
+            finally:
+                self._let_out(seen)
 
-    def _admit(self, task: "asyncio.Task[object]") -> None:
+    def _list_models(self, exchange: Exchange) -> None:
+        try:
+            self.guard.check_key(exchange.headers, self._clock.mono_s())
+        except ApiError as error:
+            exchange.answer(error.status, error_headers(error), error_body(error))
+            return
+        exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
+
+    def _let_out(self, seen: Measurement) -> None:
+        if seen.caller is not None:
+            used = (seen.report.prompt_tokens or 0) + (seen.report.output_tokens or 0)
+            self.guard.release(seen.caller, self._clock.mono_s(), tokens=used)
+
+    def _admit(self, task: "asyncio.Task[object]", exchange: Exchange, seen: Measurement) -> None:
         if self._is_draining:
             raise stopping()
-        if len(self._serving) >= self._config.streams_max:
-            raise ApiError(
-                503,
-                "server_error",
-                "overloaded",
-                f"{self._config.streams_max} requests are in flight already",
-            )
+        seen.caller = self.guard.admit(exchange.headers, self._clock.mono_s())
         self._serving.add(task)
         self._idle.clear()
 
@@ -243,20 +268,28 @@ class Gateway:
         if exchange.method != b"POST":
             raise ApiError(405, "invalid_request_error", "not_found", "Method Not Allowed")
         body = await exchange.read()
+        caller = seen.caller
+        assert caller is not None, "admitted before"
         now_s = self._clock.mono_s()
         seen.arrived(at_s=self._clock.wall_s(), mono_s=now_s)
         try:
             facts = self._engine.read_request(path, body)
-            edited = self._engine.edit_request(body, include_usage=facts.stream, id_slot=None)
+            edited = self._engine.edit_request(
+                body, include_usage=facts.stream, id_slot=None, cache_salt=caller.salt
+            )
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
+        seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
+        scope = PrefixScope(salt=caller.salt or facts.cache_salt or "")
         prompt = prompt_bytes(facts.segments)
         label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
         seen.facts = facts
         seen.body = body
         seen.stage = self._router.plan.stage
         seen.prompt = Prompt(
-            session=session_of(exchange.headers.get(SESSION_HEADER), body, facts, self._secret),
+            session=session_of(
+                exchange.headers.get(SESSION_HEADER), body, facts, self._secret, salt=scope.salt
+            ),
             label=label,
             repetition=repetition_of(prompt),
             hash=self._secret.digest(prompt),
@@ -265,13 +298,15 @@ class Gateway:
         query = RouteQuery(
             request_id=seen.request_id,
             facts=facts,
-            blocks=self._hasher.blocks(prompt),
+            blocks=self._hasher.blocks(prompt, scope.space),
+            key_class=scope.key_class,
             prompt_size=len(prompt),
             session=seen.prompt.session,
             label=label,
             repetition=seen.prompt.repetition,
             now_s=now_s,
         )
+        self.guard.before_route(now_s)
         seen.routed = self._router.route(query)
         await self._relay.run(exchange, edited, seen)
 
@@ -287,7 +322,7 @@ class Gateway:
             topology=self.topology,
         )
         routed = seen.routed
-        if routed is not None:
+        if routed is not None and not seen.settled:
             self._router.finished(
                 routed,
                 captured=seen.captured,
@@ -298,6 +333,9 @@ class Gateway:
         self.metrics.observe(record, decision)
         if self._watch is not None:
             self._watch.end(record, decision)
+        if seen.caller is None and record.error in AT_THE_DOOR:
+            # Strangers must not be able to fill the ledger.
+            return
         self._sink.append(
             served_event(record, routed),
             cause_id=None,
@@ -322,7 +360,15 @@ def _limits(config: GatewayConfig) -> FrontLimits:
 
 
 def _class_of(error: ApiError) -> ErrorClass:
-    return ErrorClass.OVERLOADED if error.status == 503 else ErrorClass.BAD_REQUEST
+    match error.status:
+        case 401:
+            return ErrorClass.UNAUTHENTICATED
+        case 429:
+            return ErrorClass.LIMITED
+        case 503:
+            return ErrorClass.OVERLOADED
+        case _:
+            return ErrorClass.BAD_REQUEST
 
 
 def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:

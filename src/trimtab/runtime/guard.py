@@ -27,6 +27,7 @@ from trimtab.runtime.guard_metrics import (
     SALT_IGNORED,
     UNAUTHENTICATED,
 )
+from trimtab.runtime.isolation import SALT_PURPOSE
 from trimtab.runtime.keys import KeyRing, default_keys_path
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import ApiError
@@ -81,7 +82,7 @@ class Guard:
         self._places = places
         self._load = load
         self._ring = ring
-        self._salt_key = secret.derive("tenant salts")
+        self._salt_key = secret.derive(SALT_PURPOSE)
         self._salts: dict[str, str] = {}
         self._on_change = on_change
         self.limits = FairLimits(*_limits(self._tenants), _shares(self._guard))
@@ -118,6 +119,10 @@ class Guard:
         self.limits.admit(caller.tenant, now_s)
         self.budget.saw_request(now_s)
         return caller
+
+    def check_key(self, headers: HeaderLike, now_s: float) -> None:
+        """Raise what `admit` would raise for want of a key; counts nothing as in flight."""
+        self._caller(headers, now_s)
 
     def release(self, caller: Caller, now_s: float, *, tokens: int | None = None) -> None:
         """Let a request out that was admitted. `tokens`: prompt and output together, None is unknown."""

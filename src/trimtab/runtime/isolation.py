@@ -21,10 +21,13 @@ from trimtab.core.tenants import (
     salt_of,
     worst,
 )
+from trimtab.policies.loadstate import LoadState
+from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
 
 ROUTE: Final = "/debug/isolation"
 PATH: Final = "/v1/chat/completions"
+SALT_PURPOSE: Final = "tenant salts"
 WORDS: Final = 96
 """About 500 tokens: longer than a block of the usual engines (16 to 64 tokens), shorter than a small context."""
 
@@ -114,6 +117,24 @@ async def _cached(
     except EngineFormatError as error:
         raise _AskError(str(error)) from error
     return (None, None) if report is None else (report.cached_tokens, report.prompt_tokens)
+
+
+def tested_through(
+    load: LoadState,
+    model: Callable[[], str],
+    engine: EngineFormat,
+    secret: Secret,
+    upstream: Upstream,
+) -> Callable[[], Awaitable[IsolationReport]]:
+    """Return what tests the replicas that are ready when it is called, with the salts' own key."""
+
+    async def test() -> IsolationReport:
+        ready = load.ready()
+        urls = {one.id: one.url for one in load.view(0.0).replicas if one.id in ready}
+        key = secret.derive(SALT_PURPOSE)
+        return await check_isolation(urls, model(), engine, key, ask_through(upstream))
+
+    return test
 
 
 def ask_through(upstream: Upstream) -> Ask:

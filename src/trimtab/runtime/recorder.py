@@ -16,6 +16,7 @@ from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent, StreamTe
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import Routed, explained
+from trimtab.runtime.guard import Caller
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -44,6 +45,13 @@ class Measurement:
         self.prompt: Prompt | None = None
         self.routed: Routed | None = None
         self.captured: int | None = None
+        self.caller: Caller | None = None
+        self.salt_ignored = False
+        self.retries = 0
+        self.tried: set[str] = set()
+        """Replicas that failed before anything reached the client."""
+        self.settled = False
+        """Whether the router has taken the request back already."""
         self.stage: str | None = None
         self.body = b""
         self.told_upstream: Mapping[str, str] = {}
@@ -167,12 +175,23 @@ class Measurement:
             hardware=hardware,
             topology=topology,
         )
-        record = self._with_routing(self._with_request(record))
+        record = self._with_caller(self._with_routing(self._with_request(record)))
         return msgspec.structs.replace(record, unknown=self._unknown(record))
 
     @property
     def _is_stream(self) -> bool:
         return self.facts is not None and self.facts.stream
+
+    def _with_caller(self, record: RequestRecord) -> RequestRecord:
+        if self.caller is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            tenant=self.caller.tenant,
+            priority=self.caller.priority,
+            salt_ignored=self.salt_ignored,
+            retries=self.retries,
+        )
 
     def _with_request(self, record: RequestRecord) -> RequestRecord:
         facts, prompt = self.facts, self.prompt

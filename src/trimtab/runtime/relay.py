@@ -10,8 +10,10 @@ from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
 from trimtab.core.types import ErrorClass
+from trimtab.policies.outliers import Outcome
 from trimtab.policies.router import Router
 from trimtab.runtime.exchange import Exchange
+from trimtab.runtime.guard import RETRIED_STATUSES, Guard
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.relay_stream import StreamPump
 from trimtab.runtime.secret import Secret
@@ -33,6 +35,35 @@ from trimtab.runtime.wire import (
     stopping,
 )
 
+_SAYS_NOTHING: Final = frozenset({ErrorClass.CLIENT_ABORT, ErrorClass.NO_REPLICA})
+_REPLICA_FAILED: Final = frozenset(
+    {ErrorClass.STREAM_TRUNCATED, ErrorClass.UPSTREAM_TIMEOUT, ErrorClass.UPSTREAM_CONNECT}
+)
+
+
+class _NotNowError(Exception):
+    """A replica said that it cannot serve now; another may."""
+
+    def __init__(self, answer: UpstreamResponse, body: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+        self.body = body
+
+
+def _may_try_again(error: UpstreamError, exchange: Exchange) -> bool:
+    """Whether nothing has reached the client, and the replica did not simply take too long."""
+    return not exchange.begun and not isinstance(error, UpstreamTimeoutError)
+
+
+def _outcome(seen: Measurement) -> Outcome:
+    """Return what an attempt that ran to its end says about the replica."""
+    if seen.error in _SAYS_NOTHING or seen.status == 429:
+        return Outcome.NEUTRAL
+    if seen.status >= 500 or seen.error in _REPLICA_FAILED:
+        return Outcome.FAILED
+    return Outcome.OK
+
+
 NO_REPLICA: Final = ApiError(503, "server_error", "no_replica", "no replica is ready")
 
 
@@ -46,6 +77,7 @@ class Relay:
         engine: EngineFormat,
         clock: Clock,
         secret: Secret,
+        guard: Guard,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._router = router
@@ -53,34 +85,65 @@ class Relay:
         self._engine = engine
         self._clock = clock
         self._secret = secret
+        self._guard = guard
         self._is_stopping = is_stopping
 
     async def run(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
-        """Serve a routed request; a replica that gives no byte of an answer is replaced at most once."""
-        try:
-            await self._attempt(exchange, body, seen)
-        except UpstreamConnectError as error:
-            if self._route_around(error, seen):
-                await self._last_attempt(exchange, body, seen)
+        """Serve a routed request; what failed before any content is sent to another replica, within the budget."""
+        while True:
+            try:
+                await self._watched(exchange, body, seen)
+            except _NotNowError as error:
+                if not self._route_around(seen, may_repeat=False):
+                    self._pass_on(exchange, error.answer, error.body, seen)
+                    return
+            except UpstreamError as error:
+                reachable = isinstance(error, UpstreamConnectError) and error.reachable
+                repeat = reachable and not seen.retries
+                if not _may_try_again(error, exchange) or not self._route_around(
+                    seen, may_repeat=repeat
+                ):
+                    _refuse(error, exchange, seen)
+                    return
             else:
-                _refuse(error, exchange, seen)
-        except UpstreamError as error:
-            _refuse(error, exchange, seen)
+                return
 
-    async def _last_attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
+    async def _watched(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
+        """Make one attempt and tell the guard how it ended."""
+        routed = seen.routed
+        replica = routed.replica.id if routed is not None and routed.replica is not None else None
+        outcome = Outcome.NEUTRAL
+        if replica is not None:
+            self._guard.sent(replica, self._clock.mono_s())
         try:
             await self._attempt(exchange, body, seen)
-        except UpstreamError as error:
-            _refuse(error, exchange, seen)
+            outcome = _outcome(seen)
+        except (UpstreamError, _NotNowError):
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            if replica is not None:
+                self._guard.saw(replica, outcome, self._clock.mono_s())
 
-    def _route_around(self, error: UpstreamConnectError, seen: Measurement) -> bool:
-        """Route again without the replica that failed; False if there is nowhere else to go."""
+    def _route_around(self, seen: Measurement, *, may_repeat: bool) -> bool:
+        """Route again without the replica that failed; False if there is nowhere else to go, or no retry left.
+
+        `may_repeat`: a dropped connection may have been a stale one, so the only replica is asked once more.
+        """
+        now_s = self._clock.mono_s()
+        if not self._guard.may_retry(now_s, attempt=seen.retries + 1):
+            return False
         assert seen.routed is not None
-        again = self._router.reroute(seen.routed, may_repeat=error.reachable)
+        assert seen.routed.replica is not None
+        seen.tried.add(seen.routed.replica.id)
+        self._guard.before_route(now_s)
+        again = self._router.reroute(seen.routed, may_repeat=may_repeat, tried=seen.tried)
         seen.captured = None
         if again.replica is None:
+            seen.settled = True
             return False
         seen.routed = again
+        seen.retries += 1
         return True
 
     async def _attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
@@ -104,6 +167,13 @@ class Relay:
 
     async def _whole(self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement) -> None:
         body = await answer.read()
+        if answer.status in RETRIED_STATUSES:
+            raise _NotNowError(answer, body)
+        self._pass_on(exchange, answer, body, seen)
+
+    def _pass_on(
+        self, exchange: Exchange, answer: UpstreamResponse, body: bytes, seen: Measurement
+    ) -> None:
         seen.status = answer.status
         if answer.status >= 400:
             seen.failed(answer.status, self._engine.classify_error(answer.status, body))
@@ -146,6 +216,8 @@ class Relay:
             await answer.pump(pump.take)
             pump.finish()
         except UpstreamError as error:
+            if not exchange.begun and pump.too_large is None:
+                raise
             failure = _explain(error, seen)
         except asyncio.CancelledError:
             if not self._is_stopping() or exchange.is_gone:
