@@ -35,14 +35,14 @@ class FakeServer(FakeEngine):
     health: int = 200
     lost_pages: set[str] = field(default_factory=set)
     hanging_pages: set[str] = field(default_factory=set)
-    keepalive_s: float | None = None
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         self.script = self.answer
 
     async def answer(self, seen: Seen) -> AsyncIterator[bytes]:
         """Serve a page or a completion."""
-        path = seen.path.partition("?")[0]
+        path = seen.path.partition("?")[0].removeprefix(self.prefix)
         if self.health == 0:
             raise DiesError
         if path in self.hanging_pages:

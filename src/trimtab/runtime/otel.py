@@ -109,6 +109,10 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR, record.error.value))
         span.end(end_time=int(record.finished_at_s * _NS))
 
+    def flush(self) -> None:
+        """Send what waits, within the export's limit of time."""
+        self._provider.force_flush(int(EXPORT_TIMEOUT_S * 1000))
+
     def close(self) -> None:
         """Send what waits, within the export's limit of time, and end."""
         for span in self._open.values():

@@ -14,7 +14,7 @@ class Telemetry:
     def __init__(self, config: TelemetryConfig, served: Callable[[], tuple[str, str]]) -> None:
         self.log = AccessLog(config.access_log) if config.access_log else None
         try:
-            self._tracing = Tracing(config, served) if config.otlp_endpoint else None
+            self.tracing = Tracing(config, served) if config.otlp_endpoint else None
         except BaseException:
             if self.log is not None:
                 self.log.close()
@@ -23,7 +23,7 @@ class Telemetry:
     @property
     def watch(self) -> RequestWatch | None:
         """What hears of requests, None where nobody wants to."""
-        watches = [each for each in (self.log, self._tracing) if each is not None]
+        watches = [each for each in (self.log, self.tracing) if each is not None]
         return Watches(watches) if watches else None
 
     def reopen(self) -> None:
@@ -35,5 +35,5 @@ class Telemetry:
         """Write and send what waits."""
         if self.log is not None:
             self.log.close()
-        if self._tracing is not None:
-            self._tracing.close()
+        if self.tracing is not None:
+            self.tracing.close()
