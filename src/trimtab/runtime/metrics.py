@@ -12,6 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
@@ -60,6 +61,8 @@ class GatewayMetrics:
 
     def __init__(self, in_flight: Callable[[], float]) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
+        self._counters: dict[tuple[MetricWrapperBase, tuple[str, ...]], Counter] = {}
+        self._histograms: dict[tuple[MetricWrapperBase, tuple[str, ...]], Histogram] = {}
         self._requests = self._counter(
             "requests", "Requests finished.", "endpoint", "status", "error", "replica"
         )
@@ -122,9 +125,10 @@ class GatewayMetrics:
         """Count one finished request; what is unknown is not counted."""
         replica = record.replica or ""
         endpoint = record.endpoint if record.endpoint in ENDPOINTS else OTHER_ENDPOINT
-        self._requests.labels(endpoint, str(record.status), record.error.value, replica).inc()
+        labels = (endpoint, str(record.status), record.error.value, replica)
+        self._count(self._requests, labels, 1)
         if decision is not None:
-            self._decisions.labels(decision.policy, decision.reason.value).inc()
+            self._count(self._decisions, (decision.policy, decision.reason.value), 1)
         tokens = record.tokens
         output = None if tokens.output_estimated else tokens.output
         counts = {
@@ -137,7 +141,7 @@ class GatewayMetrics:
         }
         for name, count in counts.items():
             if count is not None:
-                self._tokens[name].labels(replica).inc(count)
+                self._count(self._tokens[name], (replica,), count)
         observed = (
             (self._ttft, record.ttft_ms, 1000.0),
             (self._tpot, record.tpot_ms, 1000.0),
@@ -148,7 +152,29 @@ class GatewayMetrics:
         )
         for histogram, value, scale in observed:
             if value is not None:
-                histogram.labels(record.arm.value, replica).observe(value / scale)
+                self._observe(histogram, (record.arm.value, replica), value / scale)
+
+    def forget(self, replica: str) -> None:
+        """Drop the series of a replica that left: where replicas come and go, the page must not grow for ever."""
+        for metric, labels in (*self._counters, *self._histograms):
+            if labels[-1] == replica and metric is not self._decisions:
+                metric.remove(*labels)
+                self._counters.pop((metric, labels), None)
+                self._histograms.pop((metric, labels), None)
+
+    # Looking a series up by its labels costs more than counting in it.
+
+    def _count(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
+        found = self._counters.get((counter, labels))
+        if found is None:
+            found = self._counters[counter, labels] = counter.labels(*labels)
+        found.inc(amount)
+
+    def _observe(self, histogram: Histogram, labels: tuple[str, ...], value: float) -> None:
+        found = self._histograms.get((histogram, labels))
+        if found is None:
+            found = self._histograms[histogram, labels] = histogram.labels(*labels)
+        found.observe(value)
 
     def record_failed(self) -> None:
         """Count a record that its receiver did not take."""

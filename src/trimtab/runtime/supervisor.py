@@ -44,6 +44,7 @@ from trimtab.runtime.probes import Probes
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
 from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
+from trimtab.runtime.system_guard import build_guard
 from trimtab.runtime.telemetry import Telemetry
 
 RECORDS_MAX = 20_000
@@ -144,6 +145,14 @@ class System:
             models=lambda: backing.models(self.baseline.model.name),
             access=backing.access,
             watch=self.telemetry.watch,
+            guard=build_guard(
+                config,
+                self.load,
+                secret,
+                self.ledger,
+                lambda: self.started_event,
+                secret_path=secret_path,
+            ),
         )
         self.gateway.metrics.show_fleet(
             lambda: figures_of(
@@ -263,6 +272,9 @@ class System:
         """Serve by another configuration from the next request on; what needs a new start is as it was."""
         self.config = config
         self.gateway.use_config(config.gateway)
+        self.gateway.guard.renew(
+            config.gateway.streams_max, config.tenants, config.guard, self.clock.mono_s()
+        )
         self.telemetry.reopen()
         self.use_cost(self._cost)
 
@@ -319,6 +331,8 @@ class System:
         is_new = info.state is ReplicaState.READY and not info.kv_kept
         if before is None or (is_new and before is not ReplicaState.DRAINING):
             self._forget_prefixes(info)
+            if before is not None:
+                self.gateway.guard.forget(info.id, self.clock.mono_s())
         if self.attached is not None:
             self.attached.changed(info)
 
@@ -336,7 +350,9 @@ class System:
         """Drop what is known of a replica that has left the fleet."""
         self._states.pop(replica, None)
         self.load.remove_replica(replica)
+        self.gateway.metrics.forget(replica)
         self.router.forget(replica)
+        self.gateway.guard.forget(replica, self.clock.mono_s())
 
     def _on_record(self, record: RequestRecord) -> None:
         self._records.append(record)

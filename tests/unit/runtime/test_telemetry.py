@@ -152,3 +152,17 @@ def test_unknown_figure_of_a_replica_gives_no_series() -> None:
 def test_traces_are_off_by_default() -> None:
     """Nothing leaves the machine that nobody asked for."""
     assert (TelemetryConfig().otlp_endpoint, TelemetryConfig().access_log) == ("", "")
+
+
+def test_replica_that_left_takes_its_series_with_it() -> None:
+    """Where addresses come and go, the page must not grow for ever; the others' series stay."""
+    metrics = GatewayMetrics(lambda: 0.0)
+    for replica in ("a", "b"):
+        metrics.observe(record(replica=replica), served().decision)
+    metrics.forget("a")
+    found = samples(metrics.page())
+    assert [each for each in found if "replica=a" in each] == []
+    assert found["trimtab_generation_tokens_total,replica=b"] == 50.0
+    assert any(each.startswith("trimtab_routing_decisions_total") for each in found)
+    metrics.observe(record(replica="a"), None)
+    assert samples(metrics.page())["trimtab_generation_tokens_total,replica=a"] == 50.0
