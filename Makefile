@@ -115,5 +115,5 @@ $(VENV)/.setup.stamp: pyproject.toml Makefile | $(BIN)/python
 
 $(VENV)/.dev.stamp: $(VENV)/.setup.stamp
 	@echo "Installing the development tools."
-	@$(PIP_INSTALL) --editable '.[embedded,plan,calibrate,dev]'
+	@$(PIP_INSTALL) --editable '.[embedded,plan,calibrate,otel,dev]'
 	@touch $@

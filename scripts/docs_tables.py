@@ -172,13 +172,19 @@ def setting_rows(struct: type, words: Mapping[str, str]) -> list[list[str]]:
 
 
 def sections_of(config: type) -> Iterator[tuple[str, type]]:
-    """Yield every section with its dotted name, outer ones first."""
+    """Yield every section with its dotted name, outer ones first; that of a list in brackets of its own."""
     for field in fields_of(config):
-        info = bare(field.type)
-        if isinstance(info, shapes.StructType):
-            yield field.encode_name, info.cls
-            for name, inner in sections_of(info.cls):
-                yield f"{field.encode_name}.{name}", inner
+        info, own = bare(field.type), field.encode_name
+        match info:
+            case shapes.StructType():
+                yield own, info.cls
+                for name, inner in sections_of(info.cls):
+                    yield f"[{own}.{name[1:]}" if name[0] == "[" else f"{own}.{name}", inner
+            case shapes.VarTupleType(item_type=shapes.StructType() as one):
+                yield f"[{own}]", one.cls
+            case _:
+                # A key of the section itself.
+                continue
 
 
 def toml_of(value: Mapping[str, object], name: str = "") -> str:

@@ -6,6 +6,7 @@ It speaks raw HTTP/1.1, so that a test can cut an answer anywhere: keep-alive, c
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,10 +60,11 @@ class FakeEngine:
     connections: int = 0
     open_connections: int = 0
     url: str = ""
+    tls: ssl.SSLContext | None = None
 
     async def start(self, port: int = 0) -> str:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self.tls)
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         return self.url

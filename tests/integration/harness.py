@@ -89,6 +89,9 @@ class Harness:
         self._extra = {
             name: settings.pop(name) for name in ("extra_routes", "admin_token") if name in settings
         }
+        make_guard = settings.pop("guard", None)
+        if make_guard is not None:
+            self._extra["guard"] = make_guard(self.load)
         self.config = GatewayConfig(**({"port": 0} | settings))
         self.gateway = Gateway(
             self.config,

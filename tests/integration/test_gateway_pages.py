@@ -83,9 +83,9 @@ async def test_metrics_count_requests_without_a_word_of_theirs() -> None:
         in page
     )
     assert 'error="bad_request",replica="",status="400"} 1.0' in page
-    assert 'trimtab_tokens_total{kind="cached",replica="r0"} 2.0' in page
-    assert 'trimtab_tokens_total{kind="output",replica="r0"} 2.0' in page
-    assert 'trimtab_ttft_seconds_count{arm="baseline",replica="r0"} 1.0' in page
+    assert 'trimtab_prompt_tokens_cached_total{replica="r0"} 2.0' in page
+    assert 'trimtab_generation_tokens_total{replica="r0"} 2.0' in page
+    assert 'trimtab_time_to_first_token_seconds_count{arm="baseline",replica="r0"} 1.0' in page
     assert "trimtab_requests_in_flight 0.0" in page
     assert WORD not in page
 
@@ -189,7 +189,7 @@ async def test_debug_and_metrics_need_the_token_off_loopback(
     harness = Harness(admin_token=token)
     headers = {} if said is None else {"Authorization": said}
     request = make_mocked_request("GET", "/debug/fleet", headers=headers).clone(remote=remote)
-    for page in (harness.gateway._fleet, harness.gateway._metrics_page):
+    for page in (harness.gateway.pages.fleet, harness.gateway.pages.metrics_page):
         try:
             status = (await page(request)).status
         except ApiError as error:

@@ -11,6 +11,7 @@ from trimtab.core.events import (
     AnyEvent,
     BudgetsRead,
     Calibrated,
+    ConfigReloaded,
     CutsKept,
     Diagnosed,
     Effect,
@@ -18,6 +19,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HealthChanged,
     KVMoved,
     LedgerGap,
     LeverProposed,
@@ -60,6 +62,8 @@ from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import (
     Budget,
     FleetAction,
+    Health,
+    HealthReason,
     Phase,
     ReplicaState,
     Resource,
@@ -421,6 +425,16 @@ def every_event() -> tuple[AnyEvent, ...]:
             replica="r0", state=ReplicaState.READY, revision=REVISION, url="http://h:1", pid=7
         ),
         ReplicaCrashed(replica="r0", exit_code=-9, crashes=1, backoff_s=0.5),
+        HealthChanged(
+            replica="r0",
+            health=Health.EJECTED,
+            reason=HealthReason.CONSECUTIVE_FAILURES,
+            ejections=1,
+            out_for_s=10.0,
+        ),
+        ConfigReloaded(
+            changed={"gateway.streams_max": "1024 -> 2048"}, needs_restart=("gateway.port",)
+        ),
         FleetSized(
             action=FleetAction.ADD,
             replica="r2",

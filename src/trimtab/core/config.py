@@ -6,16 +6,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from trimtab.core.config_base import Strict as Strict
+from trimtab.core.config_guard import GuardConfig, TenantsConfig
 from trimtab.core.revision import Speculation
-from trimtab.core.types import Mode
+from trimtab.core.types import Mode, Role
+
+SECRET_REFERENCE = "^((env|file):.+)?$"
+"""A secret is never in the file itself: `env:NAME` or `file:PATH` says where it is."""
 
 
 class ConfigError(ValueError):
     """Configuration that cannot be used; the message carries the file and the path of the key."""
-
-
-class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every configuration section."""
 
 
 class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,8 +59,39 @@ class EngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = Speculation()
 
 
+class AttachedServer(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model server that somebody else started."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern="^https?://[^\\s/?#@]+(/[^\\s?#]*)?$",
+            description="Where it serves; a /v1 at the end is left out.",
+        ),
+    ]
+    name: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9_.-]{0,64}$",
+            description="Its name in pages, metrics and answers; empty: one made from the address.",
+        ),
+    ] = ""
+    role: Annotated[Role, Meta(description="mixed, prefill or decode.")] = Role.MIXED
+    slots: Annotated[
+        int,
+        Meta(ge=0, le=65_536, description="Requests it decodes at once; 0: as the engine says."),
+    ] = 0
+    api_key: Annotated[
+        str,
+        Meta(
+            pattern=SECRET_REFERENCE,
+            description="Its key, `env:NAME` or `file:PATH`; empty: fleet.api_key.",
+        ),
+    ] = ""
+
+
 class FleetConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many replicas, and how they are kept alive."""
+    """How many replicas, and how they are kept alive; or which servers are attached."""
 
     replicas: Annotated[int, Meta(ge=1, le=64, description="Replicas to start.")] = 2
     start_timeout_s: Annotated[
@@ -77,6 +109,56 @@ class FleetConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     probe_every_s: Annotated[
         float, Meta(gt=0, description="Time between reads of each replica's metrics.")
     ] = 1.0
+    attached: Annotated[
+        tuple[AttachedServer, ...],
+        Meta(max_length=1024, description="Servers that run already; with any, none is started."),
+    ] = ()
+    discover: Annotated[
+        str,
+        Meta(
+            pattern="^(dns://[^\\s/:]+:[0-9]{1,5}|file:.+)?$",
+            description="More such servers: `dns://HOST:PORT`, one for each address; or `file:PATH`, a watched list.",
+        ),
+    ] = ""
+    discover_every_s: Annotated[
+        float, Meta(ge=0.1, description="Time between looks at `fleet.discover`.")
+    ] = 10.0
+    model: Annotated[
+        str,
+        Meta(description="Model that attached servers must serve; empty: the first one's model."),
+    ] = ""
+    unhealthy_after: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Failed checks in a row after which an attached server gets no requests.",
+        ),
+    ] = 2
+    check_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for an attached server's answer to a check.")
+    ] = 5.0
+    api_key: Annotated[
+        str,
+        Meta(
+            pattern=SECRET_REFERENCE,
+            description="Key of attached servers, `env:NAME` or `file:PATH`; empty: none is sent.",
+        ),
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="Certificates that attached https servers are checked with; empty: the system's."
+        ),
+    ] = ""
+    verify: Annotated[
+        bool, Meta(description="Whether certificates of attached https servers are checked.")
+    ] = True
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the fleet consists of servers that somebody else started."""
+        return bool(self.attached or self.discover)
 
 
 class GatewayConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +181,13 @@ class GatewayConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_timeout_s: Annotated[float, Meta(gt=0, description="Longest silence inside a stream.")] = (
         120.0
     )
+    upstream_keepalive_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long an idle connection to a replica is kept; shorter than the replica keeps it itself.",
+        ),
+    ] = 3.0
 
 
 class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +234,31 @@ class LeverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.05
 
 
+class TelemetryConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traces and the access log; neither holds a word of a prompt or of an answer."""
+
+    access_log: Annotated[
+        str,
+        Meta(
+            description="File that gets one JSON line per request; `-`: standard output; empty: none."
+        ),
+    ] = ""
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://.+)?$",
+            description="Where traces go by OTLP/HTTP, such as http://collector:4318; empty: nowhere.",
+        ),
+    ] = ""
+    service_name: Annotated[
+        str, Meta(min_length=1, description="Name of this gateway in traces.")
+    ] = "trimtab"
+    sampled_share: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Part of traces kept that no caller decided about."),
+    ] = 1.0
+
+
 class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration."""
 
@@ -154,6 +268,9 @@ class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     routing: RoutingConfig = RoutingConfig()
     ledger: LedgerConfig = LedgerConfig()
     levers: LeverConfig = LeverConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    guard: GuardConfig = GuardConfig()
 
 
 def parse_config(text: str, *, source: str) -> Config:

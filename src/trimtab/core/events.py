@@ -17,7 +17,16 @@ from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import Budget, FleetAction, Phase, ReplicaState, RolloutState, Verdict
+from trimtab.core.types import (
+    Budget,
+    FleetAction,
+    Health,
+    HealthReason,
+    Phase,
+    ReplicaState,
+    RolloutState,
+    Verdict,
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -75,6 +84,19 @@ class ReplicaCrashed(Event, frozen=True, kw_only=True, tag="replica_crashed"):
     last_words: str = ""
 
 
+class HealthChanged(Event, frozen=True, kw_only=True, tag="health_changed"):
+    """The gateway leaves a replica out because its requests failed, tries it again, or sends it requests as before.
+
+    Nobody restarted it. `out_for_s`: how long it gets none, where it is left out; `ejections`: how often in a row.
+    """
+
+    replica: str
+    health: Health
+    reason: HealthReason
+    ejections: int = 0
+    out_for_s: float | None = None
+
+
 class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
     """One replica more or less was asked for while the fleet serves; `allowed` says whether it was carried out.
 
@@ -87,6 +109,18 @@ class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
     allowed: bool
     forced: bool
     because: str
+
+
+class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config_reloaded"):
+    """Configuration was read again while serving: keys that changed, as before -> after.
+
+    `needs_restart`: keys that changed in the file and wait for the next start; `refused`: why nothing was taken,
+    empty if it was.
+    """
+
+    changed: dict[str, str] = {}
+    needs_restart: tuple[str, ...] = ()
+    refused: str = ""
 
 
 class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
@@ -274,7 +308,9 @@ AnyEvent = (
     | StageEnded
     | ReplicaChanged
     | ReplicaCrashed
+    | HealthChanged
     | FleetSized
+    | ConfigReloaded
     | KVMoved
     | RequestServed
     | Measured

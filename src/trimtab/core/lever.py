@@ -255,7 +255,10 @@ def _check_hysteresis(index: int, trigger: TriggerSpec) -> None:
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """What levers are assessed on: one diagnosis, the readings behind it, the measured costs, the fleet."""
+    """What levers are assessed on: one diagnosis, the readings behind it, the measured costs, the fleet.
+
+    `attached`: the replicas are servers of others, which trimtab can neither restart nor start.
+    """
 
     diagnosis: Diagnosis
     readings: Readings
@@ -270,6 +273,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     adopted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    attached: bool = False
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from trimtab.core.events import (
     BudgetsRead,
     Calibrated,
     Checkpoint,
+    ConfigReloaded,
     CutsKept,
     Diagnosed,
     Effect,
@@ -22,6 +23,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HealthChanged,
     KVMoved,
     LedgerGap,
     LeverProposed,
@@ -58,7 +60,7 @@ from trimtab.core.narrate_words import (
     tell_trigger,
     tell_verification,
 )
-from trimtab.core.types import RolloutState
+from trimtab.core.types import Health, RolloutState
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +112,10 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_seen(event, cited)
         case RunStarted() | RunEnded() | StageStarted() | StageEnded():
             return _tell_run(event)
-        case ReplicaChanged() | ReplicaCrashed() | FleetSized() | KVMoved():
+        case ReplicaChanged() | ReplicaCrashed() | FleetSized() | ConfigReloaded() | KVMoved():
             return _tell_machine(event)
+        case HealthChanged():
+            return _tell_health(event)
         case LedgerGap() | Checkpoint():
             return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
@@ -234,8 +238,30 @@ def _tell_run(event: RunStarted | RunEnded | StageStarted | StageEnded) -> str:
             assert_never(event)
 
 
+def _tell_reload(event: ConfigReloaded) -> str:
+    if event.refused:
+        return f"The configuration was read again and refused: {clause(event.refused)}."
+    changed = "; ".join(f"{key} {values}" for key, values in event.changed.items())
+    later = f" {', '.join(event.needs_restart)}: at the next start." if event.needs_restart else ""
+    return f"The configuration was read again: {changed or 'nothing changed'}.{later}"
+
+
+def _tell_health(event: HealthChanged) -> str:
+    why = event.reason.value.replace("_", " ")
+    match event.health:
+        case Health.EJECTED:
+            length = "" if event.out_for_s is None else f" for {event.out_for_s:g} s"
+            return f"Replica {event.replica} gets no requests{length} ({why}, ejection {event.ejections})."
+        case Health.HALF_OPEN:
+            return f"Replica {event.replica} is tried again, a few requests at a time ({why})."
+        case Health.HEALTHY:
+            return f"Replica {event.replica} gets requests as before ({why})."
+        case _:
+            assert_never(event.health)
+
+
 def _tell_machine(
-    event: ReplicaChanged | ReplicaCrashed | FleetSized | KVMoved,
+    event: ReplicaChanged | ReplicaCrashed | FleetSized | ConfigReloaded | KVMoved,
 ) -> str:
     match event:
         case ReplicaChanged():
@@ -253,6 +279,8 @@ def _tell_machine(
                 f"To {event.action.value} replica {event.replica} with {event.replicas} there {done}{forced}: "
                 f"{clause(event.because)}."
             )
+        case ConfigReloaded():
+            return _tell_reload(event)
         case KVMoved():
             return (
                 f"KV of replica {event.replica}: {event.action}, {event.tokens} tokens in {event.slots} slots "

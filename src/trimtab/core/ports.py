@@ -56,6 +56,13 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class StreamTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of each of many events in order, None for each that is garbage; the last finish reason among them."""
+
+    texts: Sequence[str | None]
+    finish_reason: str | None = None
+
+
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a request body says, parsed once at the edge. `segments`: (kind, text) in prompt order."""
 
@@ -67,6 +74,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint
     segments: tuple[tuple[str, str], ...]
     n: int = 1
+    cache_salt: str | None = None
 
 
 class EngineFormat(Protocol):
@@ -81,12 +89,26 @@ class EngineFormat(Protocol):
         """Read a /v1 body; raises `EngineFormatError` with a message for the client if it cannot be read."""
         ...
 
-    def edit_request(self, body: bytes, *, include_usage: bool, id_slot: int | None) -> bytes:
-        """Apply the declared edits to a request body and nothing else; equal bytes if there is nothing to do."""
+    def edit_request(
+        self,
+        body: bytes,
+        *,
+        include_usage: bool,
+        id_slot: int | None,
+        cache_salt: str | None = None,
+    ) -> bytes:
+        """Apply the declared edits to a request body and nothing else; equal bytes if there is nothing to do.
+
+        `cache_salt`: goes over the body's own; None leaves that as it is.
+        """
         ...
 
     def read_stream_event(self, data: bytes) -> StreamEvent:
         """Read the data of one server-sent event; raises `EngineFormatError` on garbage."""
+        ...
+
+    def read_stream_batch(self, events: Sequence[bytes]) -> StreamTexts:
+        """Read many events that carry output alone: no usage, no error, no end mark."""
         ...
 
     def read_response(self, body: bytes) -> StreamEvent:

@@ -5,6 +5,7 @@ None means unknown; the reason is in `unknown` under the field's name. Latencies
 
 import msgspec
 
+from trimtab.core.tenants import Priority
 from trimtab.core.types import Arm, Constraint, ErrorClass
 
 
@@ -69,7 +70,11 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything measured about one request; the unit that gates, diagnoses and reports are computed from."""
+    """Everything measured about one request; the unit that gates, diagnoses and reports are computed from.
+
+    `tenant`: whose key it showed; `retries`: how often it was sent anew, nothing having reached the client;
+    `salt_ignored`: it named a cache salt of its own, which its tenant's went over.
+    """
 
     request_id: str
     arrived_at_s: float
@@ -105,6 +110,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     client_aborted: bool = False
     finish_reason: str | None = None
     looping: bool | None = None
+    tenant: str | None = None
+    priority: Priority = Priority.NORMAL
+    retries: int = 0
+    salt_ignored: bool = False
     prompt_hash: str | None = None
     output_hash: str | None = None
     segments: tuple[Segment, ...] = ()

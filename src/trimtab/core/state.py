@@ -19,6 +19,7 @@ from trimtab.core.events import (
     BudgetsRead,
     Calibrated,
     Checkpoint,
+    ConfigReloaded,
     CutsKept,
     Diagnosed,
     Effect,
@@ -26,6 +27,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HealthChanged,
     KVMoved,
     LedgerGap,
     LeverProposed,
@@ -190,7 +192,9 @@ def decode_state(text: str) -> State:
 
 def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
     match event:
-        case RequestServed() | Measured() | FleetSized() | KVMoved() | Checkpoint():
+        case RequestServed() | Measured() | KVMoved() | Checkpoint():
+            return state
+        case FleetSized() | ConfigReloaded() | HealthChanged():
             return state
         case LedgerGap():
             return msgspec.structs.replace(state, lost=state.lost + event.lost)

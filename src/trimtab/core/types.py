@@ -52,7 +52,10 @@ class Role(StrEnum):
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life. Only `READY` replicas take new requests."""
+    """Where a replica is in its life. Only `READY` replicas take new requests.
+
+    `EJECTED`: the fleet says it is ready, the gateway leaves it out for a while because its requests failed.
+    """
 
     STARTING = "starting"
     READY = "ready"
@@ -60,6 +63,26 @@ class ReplicaState(StrEnum):
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
+    EJECTED = "ejected"
+
+
+class Health(StrEnum):
+    """Where a replica stands with those who send it requests. `HALF_OPEN`: it gets a few as trials."""
+
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    HALF_OPEN = "half_open"
+
+
+class HealthReason(StrEnum):
+    """Why a replica's standing changed. Closed: a new rule needs a new reason."""
+
+    CONSECUTIVE_FAILURES = "consecutive_failures"
+    FAILURE_SHARE = "failure_share"
+    TRIAL_FAILED = "trial_failed"
+    TIME_IS_OVER = "time_is_over"
+    TRIALS_PASSED = "trials_passed"
+    CAME_BACK = "came_back"
 
 
 class FleetAction(StrEnum):
@@ -143,4 +166,6 @@ class ErrorClass(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     STREAM_TRUNCATED = "stream_truncated"
     NO_REPLICA = "no_replica"
+    UNAUTHENTICATED = "unauthenticated"
+    LIMITED = "limited"
     CLIENT_ABORT = "client_abort"

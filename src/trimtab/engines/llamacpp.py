@@ -28,7 +28,7 @@ nothing, so None means "none were drafted" only to a caller who knows that the r
 at the first output token: it covers one token less than `output_tokens`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -40,6 +40,7 @@ from trimtab.core.ports import (
     Placement,
     RequestFacts,
     StreamEvent,
+    StreamTexts,
 )
 from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
@@ -111,13 +112,26 @@ class LlamaCppFormat:
         """See `EngineFormat`."""
         return openai.read_request(path, body)
 
-    def edit_request(self, body: bytes, *, include_usage: bool, id_slot: int | None) -> bytes:
+    def edit_request(
+        self,
+        body: bytes,
+        *,
+        include_usage: bool,
+        id_slot: int | None,
+        cache_salt: str | None = None,
+    ) -> bytes:
         """See `EngineFormat`."""
-        return openai.edit_request(body, include_usage=include_usage, id_slot=id_slot)
+        return openai.edit_request(
+            body, include_usage=include_usage, id_slot=id_slot, cache_salt=cache_salt
+        )
 
     def read_stream_event(self, data: bytes) -> StreamEvent:
         """See `EngineFormat`."""
         return StreamEvent(done=True) if data == openai.DONE else self.read_response(data)
+
+    def read_stream_batch(self, events: Sequence[bytes]) -> StreamTexts:
+        """See `EngineFormat`."""
+        return openai.read_batch(events)
 
     def read_response(self, body: bytes) -> StreamEvent:
         """See `EngineFormat`."""

@@ -7,11 +7,17 @@ Segments of a chat follow the order of the usual templates: leading system messa
 Only text counts; images and audio have none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from trimtab.core.ports import EngineFormatError, EngineReport, RequestFacts, StreamEvent
+from trimtab.core.ports import (
+    EngineFormatError,
+    EngineReport,
+    RequestFacts,
+    StreamEvent,
+    StreamTexts,
+)
 from trimtab.core.types import Constraint
 from trimtab.engines.base import ErrorDetail, decode
 
@@ -22,6 +28,9 @@ DONE = b"[DONE]"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _GRAMMAR_FIELDS = ("grammar", "guided_grammar", "guided_regex", "guided_choice")
 _SCHEMA_FIELDS = ("json_schema", "guided_json")
+
+
+_NO_CALLS = msgspec.Raw(b"null")
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -43,7 +52,17 @@ class Delta(msgspec.Struct, frozen=True):
 
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw = _NO_CALLS
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is content and nothing beside it."""
+        return (
+            self.tool_calls is _NO_CALLS
+            and self.reasoning_content is None
+            and self.reasoning is None
+        )
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -65,6 +84,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
+_BATCHES = msgspec.json.Decoder(list[Chunk])
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -90,6 +110,7 @@ def read_request(path: str, body: bytes) -> RequestFacts:
         constraint=_constraint(data),
         segments=segments,
         n=_whole(data.get("n")) or 1,
+        cache_salt=_text(data.get("cache_salt")),
     )
 
 
@@ -170,10 +191,13 @@ def _as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def edit_request(body: bytes, *, include_usage: bool, id_slot: int | None) -> bytes:
+def edit_request(
+    body: bytes, *, include_usage: bool, id_slot: int | None, cache_salt: str | None = None
+) -> bytes:
     """Apply the declared edits; the same bytes if there is nothing to do. Other values keep their very bytes.
 
-    `include_usage` is set only in streams: elsewhere usage comes anyway, and servers refuse the option.
+    `include_usage` is set only in streams: elsewhere usage comes anyway, and servers refuse the option. A
+    `cache_salt` goes over the body's own, so that nobody gets at a cache by naming another's salt.
     """
     try:
         fields = _FIELDS.decode(body)
@@ -184,6 +208,8 @@ def edit_request(body: bytes, *, include_usage: bool, id_slot: int | None) -> by
         changed = _set(fields, "stream_options", _with_usage(fields.get("stream_options")))
     if id_slot is not None:
         changed = _set(fields, "id_slot", b"%d" % id_slot) or changed
+    if cache_salt is not None:
+        changed = _set(fields, "cache_salt", msgspec.json.encode(cache_salt)) or changed
     return msgspec.json.encode(fields) if changed else body
 
 
@@ -218,6 +244,50 @@ def read_chunk(data: bytes) -> Chunk:
         raise EngineFormatError("the engine sent something that is no completion") from error
 
 
+def is_dull(data: bytes) -> bool:
+    """Return whether the data of an event carries output alone, as far as that is seen without decoding.
+
+    Quotation marks inside a JSON string are escaped, so text that speaks of usage is not taken for it.
+    """
+    return (
+        data[:1] == b"{"
+        and b'"error"' not in data
+        and b'"timings"' not in data
+        and (b'"usage"' not in data or b'"usage":null' in data or b'"usage": null' in data)
+    )
+
+
+def read_batch(events: Sequence[bytes]) -> StreamTexts:
+    """Read many events that carry output alone in one go."""
+    try:
+        chunks: Sequence[Chunk | None] = _BATCHES.decode(b"[" + b",".join(events) + b"]")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        chunks = ()
+    if len(chunks) != len(events):
+        chunks = [_read_or_none(data) for data in events]
+    texts: list[str | None] = []
+    finish_reason = None
+    for chunk in chunks:
+        if chunk is None:
+            texts.append(None)
+            continue
+        choices = chunk.choices
+        said = choices[0].delta if len(choices) == 1 else None
+        if said is not None and said.content and said.is_plain:
+            texts.append(said.content)
+        else:
+            texts.append("".join(map(_choice_text, choices)))
+        finish_reason = finish_reason_of(chunk) or finish_reason
+    return StreamTexts(texts=texts, finish_reason=finish_reason)
+
+
+def _read_or_none(data: bytes) -> Chunk | None:
+    try:
+        return read_chunk(data)
+    except EngineFormatError:
+        return None
+
+
 def report_of_usage(usage: Usage | None, *, finish_reason: str | None) -> EngineReport | None:
     """Return what a usage object says, None if there is none."""
     if usage is None:
@@ -244,7 +314,10 @@ def event_of_chunk(chunk: Chunk, report: EngineReport | None) -> StreamEvent:
 
 def finish_reason_of(chunk: Chunk) -> str | None:
     """Return the first finish reason in a chunk."""
-    return next((choice.finish_reason for choice in chunk.choices if choice.finish_reason), None)
+    for choice in chunk.choices:
+        if choice.finish_reason:
+            return choice.finish_reason
+    return None
 
 
 def _error_text(error: ErrorDetail | str | None) -> str | None:
@@ -258,5 +331,10 @@ def _choice_text(choice: Choice) -> str:
     if said is None:
         return choice.text or ""
     calls = bytes(said.tool_calls).decode("utf-8", "replace")
-    parts = (said.reasoning_content, said.content, None if calls == "null" else calls, choice.text)
+    parts = (
+        said.reasoning_content or said.reasoning,
+        said.content,
+        None if calls == "null" else calls,
+        choice.text,
+    )
     return "".join(part for part in parts if part)

@@ -20,10 +20,12 @@ from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
 from trimtab.interfaces.fleet_cli import fleet  # noqa: E402
+from trimtab.interfaces.keys_cli import keys  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.reload_cli import reload_command  # noqa: E402
 from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
 from trimtab.interfaces.rollout_cli import freeze, rollout, unfreeze  # noqa: E402
 from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
@@ -46,8 +48,10 @@ def main() -> None:
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
+      trimtab up --attach http://host:8000           the same gateway in front of servers that run already
       trimtab fleet add                              one replica more in a fleet that serves
       trimtab rollout propose lever.toml --start     a lever of your own, on a slice, with gates
+      trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
     """
@@ -64,6 +68,8 @@ for command in (
     rollout,
     freeze,
     unfreeze,
+    reload_command,
+    keys,
     load,
     engine,
     simulate_command,

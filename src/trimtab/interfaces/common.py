@@ -1,7 +1,10 @@
 """What the commands share: configuration from a file and options, and errors as one clear line."""
 
+import asyncio
 import math
-from collections.abc import Callable
+import signal
+import tomllib
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -12,6 +15,7 @@ import msgspec
 from trimtab.core.config import Config, ConfigError, parse_config
 from trimtab.core.layout import PlanInputError
 from trimtab.core.ports import LaunchError
+from trimtab.core.tenants import TenantError
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.interfaces.report import ReportError
 from trimtab.runtime.gateway import GatewayError
@@ -42,6 +46,7 @@ KNOWN = (
     SimulationError,
     SourceError,
     SourcesError,
+    TenantError,
     WorkloadError,
     CalibrationError,
 )
@@ -78,6 +83,31 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def run_until_told(work: Coroutine[Any, Any, R]) -> R:
+    """Run work to its end; SIGTERM cancels it as Ctrl-C does, so that it cleans up, and raises KeyboardInterrupt."""
+    return asyncio.run(_until_told(work))
+
+
+async def _until_told(work: Coroutine[Any, Any, R]) -> R:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    told = asyncio.Event()
+
+    def end() -> None:
+        # Once: a second signal must not cut the cleaning up.
+        if not told.is_set():
+            told.set()
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if told.is_set():
+            raise KeyboardInterrupt from None
+        raise
+
+
 def read_config(path: Path | None) -> Config:
     """Read the configuration file, or the defaults; raises `ConfigError`."""
     if path is None:
@@ -87,6 +117,13 @@ def read_config(path: Path | None) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return parse_config(text, source=str(path))
+
+
+def names_key(path: Path | None, section: str, key: str) -> bool:
+    """Say whether a configuration file that can be read sets a key itself."""
+    if path is None:
+        return False
+    return key in tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
 
 
 def with_options(

@@ -1,7 +1,5 @@
 """`trimtab efficiency`: what each added accelerator does, by runs on real servers, and what to do about it."""
 
-import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from trimtab.core.narrate_words import UNKNOWN
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.chrome_trace import read_trace
 from trimtab.engines.vllm import VllmLaunch, bind_threads
-from trimtab.interfaces.common import friendly
+from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.planning.efficiency import EfficiencyReport, Run, efficiency_report
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.hardware import usable_cpus
@@ -115,7 +113,7 @@ def efficiency_command(
         msgspec.structs.replace(found, devices=pages.get(found.layout, ""))
         for found in (_subject(word, model, isl + osl, kv_cache) for word in layouts)
     ]
-    runs = asyncio.run(_measure(subjects, load, rounds, interpreter, profile=profile))
+    runs = run_until_told(_measure(subjects, load, rounds, interpreter, profile=profile))
     traced = [_with_trace(run, _shares(traces)) for run in runs]
     report = efficiency_report(traced, tpot_ms=tpot_ms)
     if as_json:
@@ -137,24 +135,15 @@ async def _measure(
 ) -> list[Run]:
     progress = Console(stderr=True)
     launches = any(subject.launch is not None for subject in subjects)
-    task = asyncio.ensure_future(
-        measure_layouts(
-            subjects,
-            load,
-            rounds=rounds,
-            clock=SystemClock(),
-            environment=find_environment(interpreter) if launches else None,
-            profile=profile,
-            on_stage=lambda words: progress.print(words, highlight=False, markup=False),
-        )
+    return await measure_layouts(
+        subjects,
+        load,
+        rounds=rounds,
+        clock=SystemClock(),
+        environment=find_environment(interpreter) if launches else None,
+        profile=profile,
+        on_stage=lambda words: progress.print(words, highlight=False, markup=False),
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 def _subject(word: str, model: str, context: int, kv_cache: int) -> Subject:

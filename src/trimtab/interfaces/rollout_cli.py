@@ -3,6 +3,7 @@
 Exit codes: 0 done; 1 refused, or no such lever; 2 wrong usage.
 """
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -12,7 +13,8 @@ from trimtab.core.narrate_words import tell_verification
 from trimtab.core.state import EMPTY, State
 from trimtab.core.types import RolloutAction
 from trimtab.interfaces.common import friendly, read_config
-from trimtab.interfaces.fleet_cli import JSON, URL, post
+from trimtab.interfaces.fleet_cli import JSON, URL, WAIT_S_MAX
+from trimtab.interfaces.gateway_ask import ask_gateway
 from trimtab.interfaces.rollout_view import told_lever, told_line, told_meeting
 from trimtab.interfaces.web.rollouts import PATH
 from trimtab.rollout import interactions
@@ -211,7 +213,8 @@ def unfreeze(reason: str, url: str, as_json: bool) -> None:
 
 
 def _act(url: str, asked: Asked, *, as_json: bool) -> None:
-    done = post(url, PATH, asked, Done)
+    body = msgspec.json.encode(asked)
+    done = asyncio.run(ask_gateway(url, PATH, body, Done, wait_s=WAIT_S_MAX))
     if as_json:
         click.echo(msgspec.json.encode(done).decode())
         return

@@ -1,14 +1,13 @@
 """`trimtab tune`: the whole loop, once, on a local fleet, with a report."""
 
-import asyncio
 from pathlib import Path
 
 import click
 import msgspec
 from rich.console import Console
 
-from trimtab.core.config import Config
-from trimtab.interfaces.common import friendly, read_config, with_options
+from trimtab.core.config import Config, ConfigError
+from trimtab.interfaces.common import friendly, read_config, run_until_told, with_options
 from trimtab.interfaces.report import ReportError, print_summary, write_report
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.interfaces.web.routes import page_routes
@@ -82,6 +81,11 @@ def tune(
     REPORT/result.json (figures) and REPORT/ledger.sqlite (the causal record; see `trimtab ledger`).
     """
     given = read_config(config_path)
+    if given.fleet.is_attached:
+        raise ConfigError(
+            f"{config_path}: fleet.attached and fleet.discover name servers of others, and a tune restarts its "
+            "replicas; leave them out, or use `trimtab up`"
+        )
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,7 +95,7 @@ def tune(
     config = _config(given, replicas, model, report)
     plan = TunePlan(workload=workload, seed=seed, rate_per_s=rate or 0.0, total_s=minutes * 60.0)
     clock, console = SystemClock(), Console()
-    result = asyncio.run(
+    result = run_until_told(
         run_tune(config, plan, TuneConsole(console, clock.mono_s), clock, routes=page_routes)
     )
     paths = write_report(result, report)

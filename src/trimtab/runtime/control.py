@@ -134,7 +134,7 @@ class Control:
 
     def _note_memory(self) -> None:
         for replica in self._system.fleet.replica_ids():
-            resident = self._system.launcher.memory_bytes(replica)
+            resident = self._system.processes.memory_bytes(replica)
             if resident is not None:
                 self._peak_bytes[replica] = max(resident, self._peak_bytes.get(replica, 0))
 

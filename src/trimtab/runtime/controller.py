@@ -32,6 +32,7 @@ from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move,
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.proof import (
     ENDED,
+    FROZEN,
     AfterAdoption,
     ControlError,
     Extras,
@@ -76,6 +77,11 @@ class Controller:
     def records(self) -> tuple[RequestRecord, ...]:
         """The recent records, oldest first."""
         return tuple(self._records)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing may start: promotions are frozen, or the ledger cannot be written."""
+        return self.frozen or not self._sink.healthy
 
     @property
     def has_ended(self) -> bool:
@@ -212,8 +218,8 @@ class Controller:
         self._check_thawed()
 
     def _check_thawed(self) -> None:
-        if self.frozen or not self._sink.healthy:
-            raise ControlError("promotions are frozen: unfreeze, or make the ledger writable again")
+        if self.is_frozen:
+            raise ControlError(FROZEN)
 
     def freeze(self, frozen: bool, reason: str) -> None:
         """Stop promotions, or let them go on; taking back is always allowed."""
@@ -257,8 +263,8 @@ class Controller:
         )
         proof.looks += 1
         self._record_look(proof, results, verdict)
-        frozen = self.frozen or not self._sink.healthy
-        await self._follow(proof, Look(verdict=verdict, results=results, frozen=frozen), now_s)
+        look = Look(verdict=verdict, results=results, frozen=self.is_frozen)
+        await self._follow(proof, look, now_s)
 
     async def _follow(self, proof: Proof, look: Look, now_s: float) -> None:
         after = advance(proof.record, proof.rollout, look, now_s)

@@ -19,6 +19,7 @@ from trimtab.core.ports import Clock, LaunchError, LedgerSink, Placement, SavedK
 from trimtab.core.revision import Revision
 from trimtab.core.types import ReplicaState, Role
 from trimtab.runtime.replica_launcher import ReplicaLauncher, process_runs
+from trimtab.runtime.resume import STOPPED_WITH_FLEET
 
 _DRAIN_POLL_S: Final = 0.02
 
@@ -191,7 +192,7 @@ class Fleet:
         finally:
             await self._launcher.close()
         for member in self._members.values():
-            self._move(member, ReplicaState.STOPPED, "fleet stopped", cause_id)
+            self._move(member, ReplicaState.STOPPED, STOPPED_WITH_FLEET, cause_id)
         left = [
             f"{name} ({pid})" for name, pid in pids.items() if pid is not None and process_runs(pid)
         ]

@@ -1,16 +1,21 @@
 """What the gateway's informing pages say, as values ready for JSON."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.traffic import TrafficPlan
 
 
-def models_page(model: str) -> object:
-    """Return the list of models as OpenAI clients read it: the fleet serves one."""
+def models_page(models: Iterable[str]) -> object:
+    """Return the list of models as OpenAI clients read it: those that every replica serves."""
     return {
         "object": "list",
-        "data": [{"id": model, "object": "model", "created": 0, "owned_by": "trimtab"}],
+        "data": [
+            {"id": model, "object": "model", "created": 0, "owned_by": "trimtab"}
+            for model in models
+        ],
     }
 
 

@@ -6,35 +6,42 @@ only, or the admin token.
 """
 
 import asyncio
-import hmac
-import ipaddress
 import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from trimtab.core.config import GatewayConfig
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSink
 from trimtab.core.prefix import BlockHasher
+from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
-from trimtab.runtime.fleetpage import fleet_page, models_page
-from trimtab.runtime.metrics import CONTENT_TYPE, GatewayMetrics
+from trimtab.runtime.access import OPEN, Access
+from trimtab.runtime.exchange import ClientGoneError, Exchange
+from trimtab.runtime.fleetpage import models_page
+from trimtab.runtime.front_rules import FrontLimits
+from trimtab.runtime.front_server import FrontServer
+from trimtab.runtime.gateway_pages import GatewayPages
+from trimtab.runtime.guard import Guard
+from trimtab.runtime.isolation import tested_through
+from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
+from trimtab.runtime.watch import RequestWatch
 from trimtab.runtime.wire import (
+    JSON_TYPE,
     LABEL_HEADER,
-    REQUEST_ID_HEADER,
     SESSION_HEADER,
     ApiError,
-    error_response,
+    error_body,
+    error_headers,
     stopping,
 )
 
@@ -42,6 +49,12 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 LABEL_CHARS_MAX: Final = 64
 CLIENT_KEEPALIVE_S: Final = 75.0
 STOP_WAIT_S: Final = 2.0
+MODELS: Final = "/v1/models"
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_S: Final = 30.0
+AT_THE_DOOR: Final = frozenset(
+    {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
+)
 
 
 def _random_id() -> str:
@@ -72,7 +85,15 @@ class Gateway:
         admin_token: str | None = None,
         hardware: str = "",
         topology: str = "",
+        models: Callable[[], tuple[str, ...]] | None = None,
+        access: Callable[[str], Access] = lambda _: OPEN,
+        watch: RequestWatch | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`.
+
+        `guard`: None asks nobody for a key.
+        """
         self._config = config
         self._router = router
         self._engine = engine
@@ -80,22 +101,35 @@ class Gateway:
         self._clock = clock
         self._hasher = hasher
         self._secret = secret
-        self._model = model
+        self._models = models or (lambda: (model,))
+        self._watch = watch
         self._on_record = on_record
         self._new_id = new_id
-        self._extra_routes = tuple(extra_routes)
-        self._admin_token = admin_token
         self._hardware = hardware
         self.topology = topology
         """What serves, in words, for the records of requests from now on."""
-        self._upstream = Upstream(config)
+        self._upstream = Upstream(config, access=access)
+        self.guard = guard or Guard(places=config.streams_max, load=router.load, secret=secret)
         self._relay = Relay(
-            router, self._upstream, engine, clock, secret, lambda: self._is_stopping
+            router, self._upstream, engine, clock, secret, self.guard, lambda: self._is_stopping
         )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
+        self.metrics.guard.counts = lambda: self.guard.counts
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
-        self._runner: web.AppRunner | None = None
+        self.pages = GatewayPages(
+            router,
+            self.metrics,
+            clock,
+            extra_routes,
+            admin_token,
+            is_draining=lambda: self._is_draining,
+            check_admin=lambda request: self.check_admin(request),
+            isolation=tested_through(
+                router.load, lambda: self._models()[0], engine, secret, self._upstream
+            ),
+        )
+        self._front = FrontServer(self._serve, _limits(config))
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -112,22 +146,14 @@ class Gateway:
     async def start(self) -> int:
         """Listen and return the port; raises `GatewayError` where that cannot be had."""
         await self._upstream.start()
-        self._runner = web.AppRunner(
-            self._app(),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=CLIENT_KEEPALIVE_S,
-            shutdown_timeout=STOP_WAIT_S,
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._config.host, self._config.port)
+        await self.pages.start()
         try:
-            await site.start()
+            return await self._front.start(
+                self._config.host, self._config.port, self.pages.connection
+            )
         except OSError as error:
             await self.stop()
             raise self._cannot_listen(error) from error
-        port: int = self._runner.addresses[0][1]
-        return port
 
     async def check_address(self) -> None:
         """Raise what `start` would raise for the address, before anything slow is started for nothing."""
@@ -144,6 +170,12 @@ class Gateway:
             f"cannot listen on {self._config.host}:{self._config.port}: {error.strerror};"
             " is another server running there? --port chooses another"
         )
+
+    def use_config(self, config: GatewayConfig) -> None:
+        """Serve by other limits and timeouts from the next request on; where it listens stays."""
+        self._config = config
+        self._upstream.use_config(config)
+        self._front.use_limits(_limits(config))
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for running ones; return how many were left when time was up."""
@@ -164,84 +196,100 @@ class Gateway:
             task.cancel()
         if serving:
             await asyncio.wait(serving, timeout=STOP_WAIT_S)
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        self._front.stop_listening()
+        await self.pages.stop()
+        await self._front.stop(STOP_WAIT_S)
         await self._upstream.close()
 
-    def _app(self) -> web.Application:
-        app = web.Application(
-            client_max_size=self._config.body_bytes_max, middlewares=[_errors_as_json]
-        )
-        app.add_routes([web.post(endpoint, self._serve) for endpoint in ENDPOINTS])
-        app.add_routes(
-            [
-                web.get("/v1/models", self._models),
-                web.get("/healthz", self._health),
-                web.get("/metrics", self._metrics_page),
-                web.get("/debug/fleet", self._fleet),
-            ]
-        )
-        app.add_routes(self._extra_routes)
-        return app
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, exchange: Exchange) -> None:
+        if exchange.path == MODELS and exchange.method == b"GET":
+            self._list_models(exchange)
+            return
         seen = Measurement(
             self._new_id(),
-            request.path,
+            exchange.path,
             at_s=self._clock.wall_s(),
             mono_s=self._clock.mono_s(),
         )
         task = asyncio.current_task()
         assert task is not None
+        if self._watch is not None:
+            seen.told_upstream = self._watch.begin(
+                seen.request_id, exchange.method.decode(), exchange.path, exchange.headers
+            )
         try:
-            self._admit(task)
-            return await self._answer(request, seen)
+            self._admit(task, exchange, seen)
+            await self._answer(exchange, seen)
         except ApiError as error:
             seen.failed(error.status, _class_of(error))
-            return error_response(error, {REQUEST_ID_HEADER: seen.request_id})
-        except (asyncio.CancelledError, ConnectionResetError):
-            if not self._is_stopping:
+            _say(error, exchange, seen)
+        except ClientGoneError:
+            seen.aborted()
+        except asyncio.CancelledError:
+            if not self._is_stopping or exchange.is_gone:
                 seen.aborted()
                 raise
             task.uncancel()
             seen.failed(503, ErrorClass.OVERLOADED)
-            return error_response(stopping(), {REQUEST_ID_HEADER: seen.request_id})
+            _say(stopping(), exchange, seen)
         finally:
             self._serving.discard(task)
             if not self._serving:
                 self._idle.set()
-            self._finish(seen)
+            try:
+                self._finish(seen)
+            finally:
+                self._let_out(seen)
 
-    def _admit(self, task: "asyncio.Task[object]") -> None:
+    def _list_models(self, exchange: Exchange) -> None:
+        try:
+            self.guard.check_key(exchange.headers, self._clock.mono_s())
+        except ApiError as error:
+            exchange.answer(error.status, error_headers(error), error_body(error))
+            return
+        exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
+
+    def _let_out(self, seen: Measurement) -> None:
+        if seen.caller is not None:
+            used = (seen.report.prompt_tokens or 0) + (seen.report.output_tokens or 0)
+            self.guard.release(seen.caller, self._clock.mono_s(), tokens=used)
+
+    def _admit(self, task: "asyncio.Task[object]", exchange: Exchange, seen: Measurement) -> None:
         if self._is_draining:
             raise stopping()
-        if len(self._serving) >= self._config.streams_max:
-            raise ApiError(
-                503,
-                "server_error",
-                "overloaded",
-                f"{self._config.streams_max} requests are in flight already",
-            )
+        seen.caller = self.guard.admit(exchange.headers, self._clock.mono_s())
         self._serving.add(task)
         self._idle.clear()
 
-    async def _answer(self, request: web.Request, seen: Measurement) -> web.StreamResponse:
-        body = await self._body(request)
+    async def _answer(self, exchange: Exchange, seen: Measurement) -> None:
+        path = exchange.path
+        if path not in ENDPOINTS:
+            raise ApiError(404, "invalid_request_error", "not_found", "Not Found")
+        if exchange.method != b"POST":
+            raise ApiError(405, "invalid_request_error", "not_found", "Method Not Allowed")
+        body = await exchange.read()
+        caller = seen.caller
+        assert caller is not None, "admitted before"
         now_s = self._clock.mono_s()
         seen.arrived(at_s=self._clock.wall_s(), mono_s=now_s)
         try:
-            facts = self._engine.read_request(request.path, body)
-            edited = self._engine.edit_request(body, include_usage=facts.stream, id_slot=None)
+            facts = self._engine.read_request(path, body)
+            edited = self._engine.edit_request(
+                body, include_usage=facts.stream, id_slot=None, cache_salt=caller.salt
+            )
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
+        seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
+        scope = PrefixScope(salt=caller.salt or facts.cache_salt or "")
         prompt = prompt_bytes(facts.segments)
-        label = request.headers.get(LABEL_HEADER, "")[:LABEL_CHARS_MAX] or None
+        label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
         seen.facts = facts
         seen.body = body
         seen.stage = self._router.plan.stage
         seen.prompt = Prompt(
-            session=session_of(request.headers.get(SESSION_HEADER), body, facts, self._secret),
+            session=session_of(
+                exchange.headers.get(SESSION_HEADER), body, facts, self._secret, salt=scope.salt
+            ),
             label=label,
             repetition=repetition_of(prompt),
             hash=self._secret.digest(prompt),
@@ -250,30 +298,17 @@ class Gateway:
         query = RouteQuery(
             request_id=seen.request_id,
             facts=facts,
-            blocks=self._hasher.blocks(prompt),
+            blocks=self._hasher.blocks(prompt, scope.space),
+            key_class=scope.key_class,
             prompt_size=len(prompt),
             session=seen.prompt.session,
             label=label,
             repetition=seen.prompt.repetition,
             now_s=now_s,
         )
+        self.guard.before_route(now_s)
         seen.routed = self._router.route(query)
-        return await self._relay.run(request, edited, seen)
-
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise ApiError(
-                413,
-                "invalid_request_error",
-                "request_too_large",
-                f"the request body is longer than {self._config.body_bytes_max} bytes",
-            ) from error
-        except web.RequestPayloadError as error:
-            raise ApiError(
-                400, "invalid_request_error", "bad_request", "the request body is broken"
-            ) from error
+        await self._relay.run(exchange, edited, seen)
 
     def _finish(self, seen: Measurement) -> None:
         """Fold a request back into what routes the next ones, and hand its record on."""
@@ -287,7 +322,7 @@ class Gateway:
             topology=self.topology,
         )
         routed = seen.routed
-        if routed is not None:
+        if routed is not None and not seen.settled:
             self._router.finished(
                 routed,
                 captured=seen.captured,
@@ -296,6 +331,11 @@ class Gateway:
             )
         decision = routed.decision if routed else None
         self.metrics.observe(record, decision)
+        if self._watch is not None:
+            self._watch.end(record, decision)
+        if seen.caller is None and record.error in AT_THE_DOOR:
+            # Strangers must not be able to fill the ledger.
+            return
         self._sink.append(
             served_event(record, routed),
             cause_id=None,
@@ -304,52 +344,34 @@ class Gateway:
         self.on_body(record, seen.endpoint, seen.body)
         seen.body = b""
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return _json(models_page(self._model))
-
-    async def _health(self, request: web.Request) -> web.Response:
-        ready = len(self._router.load.ready())
-        is_serving = ready > 0 and not self._is_draining
-        said = "ok" if is_serving else "draining" if self._is_draining else "no replica is ready"
-        return _json({"status": said, "ready": ready}, status=200 if is_serving else 503)
-
-    async def _metrics_page(self, request: web.Request) -> web.Response:
-        self.check_admin(request)
-        return web.Response(body=self.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _fleet(self, request: web.Request) -> web.Response:
-        self.check_admin(request)
-        return _json(fleet_page(self._router.load.view(self._clock.mono_s()), self._router.plan))
-
     def check_admin(self, request: web.Request) -> None:
         """Let loopback and the holder of the admin token pass; raises `ApiError` for others."""
-        if request.remote and ipaddress.ip_address(request.remote).is_loopback:
-            return
-        said = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        token = self._admin_token
-        if token is None or not hmac.compare_digest(said.encode(), token.encode()):
-            raise ApiError(403, "permission_error", "admin_only", "this page needs the admin token")
+        self.pages.check_admin(request)
 
 
-def _class_of(error: ApiError) -> ErrorClass:
-    return ErrorClass.OVERLOADED if error.status == 503 else ErrorClass.BAD_REQUEST
-
-
-def _json(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+def _limits(config: GatewayConfig) -> FrontLimits:
+    return FrontLimits(
+        head_bytes_max=HEAD_BYTES_MAX,
+        body_bytes_max=config.body_bytes_max,
+        head_s=HEAD_S,
+        body_idle_s=config.idle_timeout_s,
+        keep_alive_s=CLIENT_KEEPALIVE_S,
     )
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say errors of routing (404, 405) and of access the way all others are said."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return error_response(error)
-    except web.HTTPError as error:
-        said = ApiError(error.status, "invalid_request_error", "not_found", error.reason)
-        return error_response(
-            said, {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        )
+def _class_of(error: ApiError) -> ErrorClass:
+    match error.status:
+        case 401:
+            return ErrorClass.UNAUTHENTICATED
+        case 429:
+            return ErrorClass.LIMITED
+        case 503:
+            return ErrorClass.OVERLOADED
+        case _:
+            return ErrorClass.BAD_REQUEST
+
+
+def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
+    """Answer with an error; an answer that has begun cannot be taken back."""
+    if not exchange.begun:
+        exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))

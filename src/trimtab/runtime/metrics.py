@@ -1,78 +1,180 @@
-"""What the gateway says of itself on /metrics. Labels are closed sets or replica ids; never text from a request."""
+"""What the gateway says of itself on /metrics, in the names and units of the field: base units, engines' own words.
 
-from collections.abc import Callable
+A reader who knows vLLM's or SGLang's page finds `time_to_first_token_seconds`, `e2e_request_latency_seconds`,
+`prompt_tokens_total` and `num_requests_running` here too, with `trimtab_` before them. Labels are closed sets or
+replica ids; never text from a request.
+"""
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
+from trimtab.runtime.guard_metrics import GuardCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-TTFT_S_EDGES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
-TPOT_S_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0)
-E2E_S_EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TTFT_S_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
+TPOT_S_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
+E2E_S_EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TOKENS_EDGES = tuple(float(4**power) for power in range(11))
+ENDPOINTS: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/speech",
+    }
+)
+OTHER_ENDPOINT: Final = "other"
+"""Stands for every other path: clients choose paths, and each would be a series of its own."""
+
+
+class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as /metrics shows it; None is unknown and gives no series.
+
+    `running`, `waiting`, `kv_used_share`: by its engine's own metrics, `age_s` old; `in_flight`: this gateway's own.
+    """
+
+    replica: str
+    ready: bool
+    in_flight: int
+    restarts: int
+    running: float | None = None
+    waiting: float | None = None
+    kv_used_share: float | None = None
+    age_s: float | None = None
 
 
 class GatewayMetrics:
-    """Counters and histograms over finished requests, in a registry of their own."""
+    """Counters and histograms over finished requests, and gauges of the replicas, in a registry of their own."""
 
     def __init__(self, in_flight: Callable[[], float]) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
+        self._counters: dict[tuple[MetricWrapperBase, tuple[str, ...]], Counter] = {}
+        self._histograms: dict[tuple[MetricWrapperBase, tuple[str, ...]], Histogram] = {}
         self._requests = self._counter(
             "requests", "Requests finished.", "endpoint", "status", "error", "replica"
         )
         self._decisions = self._counter(
             "routing_decisions", "Routing decisions.", "policy", "reason"
         )
-        self._tokens = self._counter("tokens", "Tokens of finished requests.", "kind", "replica")
-        self._ttft = self._histogram("ttft", "Time to first token.", TTFT_S_EDGES)
-        self._tpot = self._histogram("tpot", "Time per output token after the first.", TPOT_S_EDGES)
-        self._e2e = self._histogram("e2e", "Arrival to last byte.", E2E_S_EDGES)
+        self._tokens = {
+            name: self._counter(name, what, "replica")
+            for name, what in (
+                ("prompt_tokens", "Prompt tokens of finished requests."),
+                ("prompt_tokens_cached", "Prompt tokens that engines reported as reused."),
+                ("prompt_tokens_lost", "Prompt tokens computed although a replica held them."),
+                ("generation_tokens", "Output tokens that engines counted."),
+                ("spec_decode_num_draft_tokens", "Tokens drafted by speculation."),
+                ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
+            )
+        }
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token of a stream.", TTFT_S_EDGES
+        )
+        self._tpot = self._histogram(
+            "time_per_output_token_seconds", "Time per output token after the first.", TPOT_S_EDGES
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to last byte.", E2E_S_EDGES
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Wait before prefill, where engines tell.", TTFT_S_EDGES
+        )
+        self._prompt = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", TOKENS_EDGES
+        )
+        self._output = self._histogram(
+            "request_generation_tokens", "Output tokens of a request.", TOKENS_EDGES
+        )
         self._unrecorded = self._counter(
             "records_failed", "Records that their receiver did not take."
         )
         Gauge(
             "trimtab_requests_in_flight", "Requests in flight.", registry=self._registry
         ).set_function(in_flight)
+        self._fleet = _FleetCollector()
+        self._registry.register(self._fleet)
+        self.guard = GuardCollector()
+        """Shows what `guard.counts` returns."""
+        self._registry.register(self.guard)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"trimtab_{name}", what, labels, registry=self._registry)
 
     def _histogram(self, name: str, what: str, edges: tuple[float, ...]) -> Histogram:
         labels = ("arm", "replica")
-        return Histogram(
-            f"trimtab_{name}_seconds", what, labels, buckets=edges, registry=self._registry
-        )
+        return Histogram(f"trimtab_{name}", what, labels, buckets=edges, registry=self._registry)
+
+    def show_fleet(self, figures: Callable[[], Iterable[ReplicaFigures]]) -> None:
+        """Show the replicas too, as `figures` tells them at each scrape."""
+        self._fleet.figures = figures
 
     def observe(self, record: RequestRecord, decision: RoutingDecision | None) -> None:
         """Count one finished request; what is unknown is not counted."""
         replica = record.replica or ""
-        self._requests.labels(
-            record.endpoint, str(record.status), record.error.value, replica
-        ).inc()
+        endpoint = record.endpoint if record.endpoint in ENDPOINTS else OTHER_ENDPOINT
+        labels = (endpoint, str(record.status), record.error.value, replica)
+        self._count(self._requests, labels, 1)
         if decision is not None:
-            self._decisions.labels(decision.policy, decision.reason.value).inc()
+            self._count(self._decisions, (decision.policy, decision.reason.value), 1)
         tokens = record.tokens
+        output = None if tokens.output_estimated else tokens.output
         counts = {
-            "prompt": tokens.prompt,
-            "cached": tokens.delivered,
-            "output": None if tokens.output_estimated else tokens.output,
-            "skipped_lost": tokens.skipped_lost,
-            "drafted": record.drafting.drafted,
-            "accepted": record.drafting.accepted,
+            "prompt_tokens": tokens.prompt,
+            "prompt_tokens_cached": tokens.delivered,
+            "prompt_tokens_lost": tokens.skipped_lost,
+            "generation_tokens": output,
+            "spec_decode_num_draft_tokens": record.drafting.drafted,
+            "spec_decode_num_accepted_tokens": record.drafting.accepted,
         }
-        for kind, count in counts.items():
+        for name, count in counts.items():
             if count is not None:
-                self._tokens.labels(kind, replica).inc(count)
-        timings = (
-            (self._ttft, record.ttft_ms),
-            (self._tpot, record.tpot_ms),
-            (self._e2e, record.e2e_ms),
+                self._count(self._tokens[name], (replica,), count)
+        observed = (
+            (self._ttft, record.ttft_ms, 1000.0),
+            (self._tpot, record.tpot_ms, 1000.0),
+            (self._e2e, record.e2e_ms, 1000.0),
+            (self._queue, record.phases.queue_ms, 1000.0),
+            (self._prompt, tokens.prompt, 1.0),
+            (self._output, output, 1.0),
         )
-        for histogram, value_ms in timings:
-            if value_ms is not None:
-                histogram.labels(record.arm.value, replica).observe(value_ms / 1000.0)
+        for histogram, value, scale in observed:
+            if value is not None:
+                self._observe(histogram, (record.arm.value, replica), value / scale)
+
+    def forget(self, replica: str) -> None:
+        """Drop the series of a replica that left: where replicas come and go, the page must not grow for ever."""
+        for metric, labels in (*self._counters, *self._histograms):
+            if labels[-1] == replica and metric is not self._decisions:
+                metric.remove(*labels)
+                self._counters.pop((metric, labels), None)
+                self._histograms.pop((metric, labels), None)
+
+    # Looking a series up by its labels costs more than counting in it.
+
+    def _count(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
+        found = self._counters.get((counter, labels))
+        if found is None:
+            found = self._counters[counter, labels] = counter.labels(*labels)
+        found.inc(amount)
+
+    def _observe(self, histogram: Histogram, labels: tuple[str, ...], value: float) -> None:
+        found = self._histograms.get((histogram, labels))
+        if found is None:
+            found = self._histograms[histogram, labels] = histogram.labels(*labels)
+        found.observe(value)
 
     def record_failed(self) -> None:
         """Count a record that its receiver did not take."""
@@ -81,3 +183,56 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """Return the text exposition."""
         return generate_latest(self._registry)
+
+
+_REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[ReplicaFigures], float | None]], ...]] = (
+    ("replica_ready", "Whether a replica takes new requests.", lambda one: float(one.ready)),
+    (
+        "replica_requests_in_flight",
+        "Requests that this gateway has on a replica.",
+        lambda one: one.in_flight,
+    ),
+    (
+        "replica_num_requests_running",
+        "Requests that its engine decodes, by its own metrics.",
+        lambda one: one.running,
+    ),
+    (
+        "replica_num_requests_waiting",
+        "Requests that wait in its engine, by its own metrics.",
+        lambda one: one.waiting,
+    ),
+    (
+        "replica_kv_cache_usage_ratio",
+        "Share of its KV cache in use (of the fullest rank), 0 to 1.",
+        lambda one: one.kv_used_share,
+    ),
+    (
+        "replica_reading_age_seconds",
+        "Age of the latest reading of its engine's metrics.",
+        lambda one: one.age_s,
+    ),
+)
+
+
+class _FleetCollector(Collector):
+    """Makes the replicas' gauges at each scrape, so that none outlives its replica."""
+
+    def __init__(self) -> None:
+        self.figures: Callable[[], Iterable[ReplicaFigures]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        figures = tuple(self.figures())
+        for name, what, read in _REPLICA_GAUGES:
+            family = GaugeMetricFamily(f"trimtab_{name}", what, labels=("replica",))
+            for one in figures:
+                value = read(one)
+                if value is not None:
+                    family.add_metric((one.replica,), value)
+            yield family
+        restarts = CounterMetricFamily(
+            "trimtab_replica_restarts", "Crashes or restarts of a replica.", labels=("replica",)
+        )
+        for one in figures:
+            restarts.add_metric((one.replica,), one.restarts)
+        yield restarts

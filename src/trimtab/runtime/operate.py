@@ -134,6 +134,10 @@ class Operator:
     async def _begin(self, record: LeverRecord, event_id: str) -> None:
         if self._system.config.levers.mode is Mode.OBSERVE:
             raise ControlError("the fleet only observes: set levers.mode to advise or act")
+        if record.revision is not None and self._system.attached is not None:
+            raise ControlError(
+                f"{record.name} restarts a replica; attached servers are not ours to restart"
+            )
         self._control.begin_proof()
         policy = routing_policy_of(record)
         await self._control.controller.start(record, policy, cause_id=event_id)

@@ -106,6 +106,11 @@ class Probes:
         """Return the latest probe of a replica as it was taken, None before the first."""
         return self._latest.get(replica)
 
+    def age_s(self, replica: str) -> float | None:
+        """Return the age of the latest probe in seconds, None before the first."""
+        probe = self._latest.get(replica)
+        return None if probe is None else self._clock.mono_s() - probe.at_mono_s
+
     def readings(self, replica: str) -> Readings:
         """Return a replica's readings; unknown, with the age, once they are stale."""
         probe = self._latest.get(replica)

@@ -48,21 +48,25 @@ def prompt_bytes(segments: tuple[tuple[str, str], ...]) -> bytes:
     )
 
 
-def session_of(header: str | None, body: bytes, facts: RequestFacts, secret: Secret) -> str:
+def session_of(
+    header: str | None, body: bytes, facts: RequestFacts, secret: Secret, *, salt: str = ""
+) -> str:
     """Return the keyed hash of a request's session.
 
     The session is what the client names in its header, else in `user`, else the prompt up to and including
-    the first user message (the first 256 bytes of a plain prompt): later turns resend exactly that.
+    the first user message (the first 256 bytes of a plain prompt): later turns resend exactly that. Under two salts
+    it is two sessions.
     """
+    own = salt.encode("utf-8", "surrogatepass") + b"\x00" if salt else b""
     named = header or user_of(body)
     if named:
-        return secret.digest(b"named\x00" + named.encode("utf-8", "surrogatepass"))
+        return secret.digest(own + b"named\x00" + named.encode("utf-8", "surrogatepass"))
     kinds = [kind for kind, _ in facts.segments]
     if "user" in kinds:
         head = prompt_bytes(facts.segments[: kinds.index("user") + 1])
     else:
         head = prompt_bytes(facts.segments)[:SESSION_BYTES]
-    return secret.digest(b"head\x00" + head)
+    return secret.digest(own + b"head\x00" + head)
 
 
 def user_of(body: bytes) -> str | None:

@@ -10,6 +10,8 @@ from trimtab.core.types import RolloutState
 from trimtab.rollout.answer import ArmExtras
 from trimtab.rollout.machine import Rollout
 
+FROZEN = "promotions are frozen: unfreeze, or make the ledger writable again"
+
 ENDED = frozenset(
     {RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
 )

@@ -5,16 +5,18 @@ model is looping; everything else is counted or hashed as it comes.
 """
 
 import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from trimtab.core.decision import FleetView
 from trimtab.core.events import RequestServed
-from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
+from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent, StreamTexts
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
-from trimtab.policies.router import Routed
+from trimtab.policies.router import Routed, explained
+from trimtab.runtime.guard import Caller
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -43,8 +45,16 @@ class Measurement:
         self.prompt: Prompt | None = None
         self.routed: Routed | None = None
         self.captured: int | None = None
+        self.caller: Caller | None = None
+        self.salt_ignored = False
+        self.retries = 0
+        self.tried: set[str] = set()
+        """Replicas that failed before anything reached the client."""
+        self.settled = False
+        """Whether the router has taken the request back already."""
         self.stage: str | None = None
         self.body = b""
+        self.told_upstream: Mapping[str, str] = {}
         self.status = 0
         self.error = ErrorClass.NONE
         self.client_aborted = False
@@ -93,13 +103,31 @@ class Measurement:
         if event.error is not None:
             self.failed(self.status, ErrorClass.UPSTREAM_STATUS)
 
+    def saw_many(self, read: StreamTexts, times: Sequence[float], secret: Secret) -> int:
+        """Take in plain output, each event with its time; return how many had text."""
+        said = [mono_s for text, mono_s in zip(read.texts, times, strict=True) if text]
+        self.unreadable += read.texts.count(None)
+        self._finish_reason = read.finish_reason or self._finish_reason
+        if said:
+            self._timed(said)
+            self._keep_text("".join(filter(None, read.texts)), secret)
+        return len(said)
+
     def _saw_text(self, text: str, mono_s: float, secret: Secret) -> None:
-        self._chunks += 1
-        if self._first_s is None or self._last_s is None:
-            self._first_s = mono_s
-        else:
-            self._gap_s_max = max(self._gap_s_max or 0.0, mono_s - self._last_s)
-        self._last_s = mono_s
+        self._timed((mono_s,))
+        self._keep_text(text, secret)
+
+    def _timed(self, times: Sequence[float]) -> None:
+        self._chunks += len(times)
+        if self._first_s is None:
+            self._first_s = times[0]
+        before = times if self._last_s is None else (self._last_s, *times)
+        gap_s = max((b - a for a, b in itertools.pairwise(before)), default=None)
+        if gap_s is not None:
+            self._gap_s_max = max(self._gap_s_max or 0.0, gap_s)
+        self._last_s = times[-1]
+
+    def _keep_text(self, text: str, secret: Secret) -> None:
         if self._output_hash is None:
             self._output_hash = secret.hasher()
         self._output_hash.update(text.encode("utf-8", "surrogatepass"))
@@ -147,12 +175,23 @@ class Measurement:
             hardware=hardware,
             topology=topology,
         )
-        record = self._with_routing(self._with_request(record))
+        record = self._with_caller(self._with_routing(self._with_request(record)))
         return msgspec.structs.replace(record, unknown=self._unknown(record))
 
     @property
     def _is_stream(self) -> bool:
         return self.facts is not None and self.facts.stream
+
+    def _with_caller(self, record: RequestRecord) -> RequestRecord:
+        if self.caller is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            tenant=self.caller.tenant,
+            priority=self.caller.priority,
+            salt_ignored=self.salt_ignored,
+            retries=self.retries,
+        )
 
     def _with_request(self, record: RequestRecord) -> RequestRecord:
         facts, prompt = self.facts, self.prompt
@@ -296,11 +335,7 @@ def served_event(record: RequestRecord, routed: Routed | None) -> RequestServed:
     """Return what the ledger keeps of a request: of a large fleet only the replicas that its decision names."""
     if routed is None:
         return RequestServed(record=record, decision=None, view=None)
-    view, decision = routed.view, routed.decision
-    if decision.omitted:
-        named = {candidate.replica for candidate in decision.candidates}
-        kept = tuple(one for one in view.replicas if one.id in named)
-        view = FleetView(at_s=view.at_s, replicas=kept, sequence=view.sequence)
+    why = explained(routed)
     return RequestServed(
-        record=record, decision=decision, view=view, asked=routed.request, draw=routed.draw
+        record=record, decision=why.decision, view=why.view, asked=why.asked, draw=routed.draw
     )

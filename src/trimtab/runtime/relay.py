@@ -5,37 +5,65 @@ stopping. Every way out closes the connection to the replica unless its answer w
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from aiohttp import web
-from multidict import CIMultiDict
-
-from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
+from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
 from trimtab.core.types import ErrorClass
-from trimtab.engines.sse import SSEEvent, SSEParser, SSETooLargeError, parse_event
+from trimtab.policies.outliers import Outcome
 from trimtab.policies.router import Router
+from trimtab.runtime.exchange import Exchange
+from trimtab.runtime.guard import RETRIED_STATUSES, Guard
 from trimtab.runtime.recorder import Measurement
+from trimtab.runtime.relay_stream import StreamPump
 from trimtab.runtime.secret import Secret
-from trimtab.runtime.upstream import (
-    Upstream,
+from trimtab.runtime.upstream import Upstream, UpstreamResponse
+from trimtab.runtime.upstream_connection import (
+    UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamError,
-    UpstreamResponse,
     UpstreamTimeoutError,
 )
 from trimtab.runtime.wire import (
-    REQUEST_ID_HEADER,
     ApiError,
+    Pairs,
+    error_body,
     error_event,
-    error_response,
+    error_headers,
     request_headers,
     response_headers,
     stopping,
 )
 
-LAST_WORDS_S: Final = 1.0
+_SAYS_NOTHING: Final = frozenset({ErrorClass.CLIENT_ABORT, ErrorClass.NO_REPLICA})
+_REPLICA_FAILED: Final = frozenset(
+    {ErrorClass.STREAM_TRUNCATED, ErrorClass.UPSTREAM_TIMEOUT, ErrorClass.UPSTREAM_CONNECT}
+)
+
+
+class _NotNowError(Exception):
+    """A replica said that it cannot serve now; another may."""
+
+    def __init__(self, answer: UpstreamResponse, body: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+        self.body = body
+
+
+def _may_try_again(error: UpstreamError, exchange: Exchange) -> bool:
+    """Whether nothing has reached the client, and the replica did not simply take too long."""
+    return not exchange.begun and not isinstance(error, UpstreamTimeoutError)
+
+
+def _outcome(seen: Measurement) -> Outcome:
+    """Return what an attempt that ran to its end says about the replica."""
+    if seen.error in _SAYS_NOTHING or seen.status == 429:
+        return Outcome.NEUTRAL
+    if seen.status >= 500 or seen.error in _REPLICA_FAILED:
+        return Outcome.FAILED
+    return Outcome.OK
+
+
 NO_REPLICA: Final = ApiError(503, "server_error", "no_replica", "no replica is ready")
 
 
@@ -49,6 +77,7 @@ class Relay:
         engine: EngineFormat,
         clock: Clock,
         secret: Secret,
+        guard: Guard,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._router = router
@@ -56,178 +85,191 @@ class Relay:
         self._engine = engine
         self._clock = clock
         self._secret = secret
+        self._guard = guard
         self._is_stopping = is_stopping
 
-    async def run(self, request: web.Request, body: bytes, seen: Measurement) -> web.StreamResponse:
-        """Serve a routed request; a replica that gives no byte of an answer is replaced at most once."""
-        try:
-            return await self._attempt(request, body, seen)
-        except UpstreamConnectError as error:
-            if not self._route_around(error, seen):
-                return self._refuse(error, seen)
-        except UpstreamError as error:
-            return self._refuse(error, seen)
-        try:
-            return await self._attempt(request, body, seen)
-        except UpstreamError as error:
-            return self._refuse(error, seen)
+    async def run(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
+        """Serve a routed request; what failed before any content is sent to another replica, within the budget."""
+        while True:
+            try:
+                await self._watched(exchange, body, seen)
+            except _NotNowError as error:
+                if not self._route_around(seen, may_repeat=False):
+                    self._pass_on(exchange, error.answer, error.body, seen)
+                    return
+            except UpstreamError as error:
+                reachable = isinstance(error, UpstreamConnectError) and error.reachable
+                repeat = reachable and not seen.retries
+                if not _may_try_again(error, exchange) or not self._route_around(
+                    seen, may_repeat=repeat
+                ):
+                    _refuse(error, exchange, seen)
+                    return
+            else:
+                return
 
-    def _route_around(self, error: UpstreamConnectError, seen: Measurement) -> bool:
-        """Route again without the replica that failed; False if there is nowhere else to go."""
-        assert seen.routed is not None
-        again = self._router.reroute(seen.routed, may_repeat=error.reachable)
-        if again.replica is None:
-            self._router.finished(seen.routed, captured=None, delivered=None, output_tokens=None)
+    async def _watched(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
+        """Make one attempt and tell the guard how it ended."""
+        routed = seen.routed
+        replica = routed.replica.id if routed is not None and routed.replica is not None else None
+        outcome = Outcome.NEUTRAL
+        if replica is not None:
+            self._guard.sent(replica, self._clock.mono_s())
+        try:
+            await self._attempt(exchange, body, seen)
+            outcome = _outcome(seen)
+        except (UpstreamError, _NotNowError):
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            if replica is not None:
+                self._guard.saw(replica, outcome, self._clock.mono_s())
+
+    def _route_around(self, seen: Measurement, *, may_repeat: bool) -> bool:
+        """Route again without the replica that failed; False if there is nowhere else to go, or no retry left.
+
+        `may_repeat`: a dropped connection may have been a stale one, so the only replica is asked once more.
+        """
+        now_s = self._clock.mono_s()
+        if not self._guard.may_retry(now_s, attempt=seen.retries + 1):
             return False
-        seen.routed, seen.captured = again, None
+        assert seen.routed is not None
+        assert seen.routed.replica is not None
+        seen.tried.add(seen.routed.replica.id)
+        self._guard.before_route(now_s)
+        again = self._router.reroute(seen.routed, may_repeat=may_repeat, tried=seen.tried)
+        seen.captured = None
+        if again.replica is None:
+            seen.settled = True
+            return False
+        seen.routed = again
+        seen.retries += 1
         return True
 
-    def _refuse(self, error: UpstreamError, seen: Measurement) -> web.Response:
-        error_class, said = _explain(error, seen)
-        seen.failed(said.status, error_class)
-        return error_response(said, {REQUEST_ID_HEADER: seen.request_id})
-
-    async def _attempt(
-        self, request: web.Request, body: bytes, seen: Measurement
-    ) -> web.StreamResponse:
+    async def _attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
         routed = seen.routed
         assert routed is not None
         if routed.replica is None:
             seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
-            return error_response(NO_REPLICA, {REQUEST_ID_HEADER: seen.request_id})
-        headers = request_headers(request.headers.items(), request.headers.get("Connection", ""))
+            _say(NO_REPLICA, exchange, seen)
+            return
+        headers = request_headers(exchange.headers, drop=map(str.encode, seen.told_upstream))
+        headers += [(name.encode(), value.encode()) for name, value in seen.told_upstream.items()]
         seen.captured = self._router.dispatched(routed)
-        url, path = routed.replica.url, request.rel_url.raw_path_qs
         stream = routed.query.facts.stream
-        async with self._upstream.send(url, path, body, headers, stream=stream) as answer:
+        async with self._upstream.send(
+            routed.replica.url, exchange.target, body, headers, stream=stream
+        ) as answer:
             if answer.status < 400 and answer.is_event_stream:
-                return await self._stream(request, answer, seen)
-            return await self._whole(answer, seen)
+                await self._stream(exchange, answer, seen)
+            else:
+                await self._whole(exchange, answer, seen)
 
-    async def _whole(self, answer: UpstreamResponse, seen: Measurement) -> web.Response:
+    async def _whole(self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement) -> None:
         body = await answer.read()
+        if answer.status in RETRIED_STATUSES:
+            raise _NotNowError(answer, body)
+        self._pass_on(exchange, answer, body, seen)
+
+    def _pass_on(
+        self, exchange: Exchange, answer: UpstreamResponse, body: bytes, seen: Measurement
+    ) -> None:
         seen.status = answer.status
         if answer.status >= 400:
             seen.failed(answer.status, self._engine.classify_error(answer.status, body))
         else:
-            self._read(lambda: self._engine.read_response(body), seen)
-        return web.Response(status=answer.status, body=body, headers=_passed(answer, seen))
+            self._measure(body, seen)
+        exchange.answer(answer.status, _passed(answer, seen), body)
 
-    async def _stream(
-        self, request: web.Request, answer: UpstreamResponse, seen: Measurement
-    ) -> web.StreamResponse:
-        headers = _passed(answer, seen)
-        headers["X-Accel-Buffering"] = "no"
-        response = web.StreamResponse(status=answer.status, headers=headers)
-        seen.status = answer.status
+    def _measure(self, body: bytes, seen: Measurement) -> None:
         try:
-            await response.prepare(request)
-            await self._pump(answer, response, seen)
-        except ConnectionResetError:
-            seen.aborted()
-        except asyncio.CancelledError:
-            if not self._is_stopping():
-                raise
-            await self._end_at_stop(response, seen)
-        return response
-
-    async def _pump(
-        self, answer: UpstreamResponse, response: web.StreamResponse, seen: Measurement
-    ) -> None:
-        """Pass the stream on event by event, so that what is sent last is never half an event."""
-        parser = SSEParser()
-        failure: tuple[ErrorClass, ApiError] | None = None
-        try:
-            async for chunk in answer.chunks():
-                await _write(response, self._pass(parser.feed(chunk), seen))
-            await _write(response, self._pass(self._last_events(parser, seen), seen))
-        except UpstreamError as error:
-            failure = _explain(error, seen)
-        except SSETooLargeError as error:
-            await _write(response, self._pass(error.events, seen))
-            failure = ErrorClass.STREAM_TRUNCATED, _said(502, "upstream_broken", str(error))
-        if failure is None and not seen.done and seen.error is ErrorClass.NONE:
-            failure = ErrorClass.STREAM_TRUNCATED, TRUNCATED
-        if failure is not None:
-            seen.failed(answer.status, failure[0])
-            await response.write(error_event(failure[1]))
-        await response.write_eof()
-
-    async def _end_at_stop(self, response: web.StreamResponse, seen: Measurement) -> None:
-        """End a stream that the stopping gateway cuts: the client is told, and not waited for."""
-        task = asyncio.current_task()
-        assert task is not None
-        task.uncancel()
-        seen.failed(response.status, ErrorClass.STREAM_TRUNCATED)
-        with contextlib.suppress(ConnectionResetError, TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await response.write(error_event(stopping()))
-                await response.write_eof()
-
-    def _pass(self, events: Iterable[SSEEvent], seen: Measurement) -> bytes:
-        """Measure events and return the bytes that the client gets: all, but for usage it did not ask for."""
-        assert seen.facts is not None
-        passed: list[bytes] = []
-        for event in events:
-            data = event.data
-            read = None if data is None else self._read_event(data, seen)
-            is_ours = read is not None and read.usage_only and not seen.facts.wants_usage
-            if not is_ours:
-                passed.append(event.raw)
-        return b"".join(passed)
-
-    def _last_events(self, parser: SSEParser, seen: Measurement) -> list[SSEEvent]:
-        """Return what a stream's clean end leaves and the client may have.
-
-        An event without its empty line is dropped, as clients do with it, but for an end mark.
-        """
-        rest = parser.finish()
-        read = [
-            event if event.complete else parse_event(event.raw, raw=event.raw) for event in rest
-        ]
-        return [
-            event
-            for event, was in zip(read, rest, strict=True)
-            if was.complete or seen.done or self._is_end_mark(event.data)
-        ]
-
-    def _is_end_mark(self, data: bytes | None) -> bool:
-        try:
-            return data is not None and self._engine.read_stream_event(data).done
-        except EngineFormatError:
-            return False
-
-    def _read_event(self, data: bytes, seen: Measurement) -> StreamEvent | None:
-        read = self._read(lambda: self._engine.read_stream_event(data), seen)
-        if read is not None and read.text:
-            self._router.load.prefill_done(seen.request_id)
-            self._router.load.chunk_delivered(seen.request_id)
-        return read
-
-    def _read(self, read: Callable[[], StreamEvent], seen: Measurement) -> StreamEvent | None:
-        """Read and measure; what cannot be read still passes, and the record says so."""
-        try:
-            event = read()
+            event = self._engine.read_response(body)
         except EngineFormatError:
             seen.unreadable += 1
-            return None
+            return
         seen.saw(event, mono_s=self._clock.mono_s(), secret=self._secret)
-        return event
+
+    async def _stream(
+        self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
+    ) -> None:
+        head = [*_passed(answer, seen, drop=(b"x-accel-buffering",)), (b"X-Accel-Buffering", b"no")]
+
+        def begin() -> None:
+            exchange.begin(answer.status, head)
+
+        pump = StreamPump(
+            exchange,
+            seen,
+            self._engine,
+            self._router.load,
+            self._clock,
+            self._secret,
+            lambda why: answer.fail(UpstreamBrokenError(why)),
+            begin,
+        )
+        seen.status = answer.status
+        exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
+        if exchange.is_full:
+            answer.pause()
+        failure: tuple[ErrorClass, ApiError] | None = None
+        try:
+            await answer.pump(pump.take)
+            pump.finish()
+        except UpstreamError as error:
+            if not exchange.begun and pump.too_large is None:
+                raise
+            failure = _explain(error, seen)
+        except asyncio.CancelledError:
+            if not self._is_stopping() or exchange.is_gone:
+                raise
+            # A stream that the stopping gateway cuts: the client is told.
+            _uncancel()
+            failure = ErrorClass.STREAM_TRUNCATED, stopping()
+        finally:
+            pump.digest()
+        if pump.too_large is not None:
+            failure = (
+                ErrorClass.STREAM_TRUNCATED,
+                _said(502, "upstream_broken", str(pump.too_large)),
+            )
+        if not exchange.begun:
+            begin()
+        _end(exchange, seen, failure)
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    if data:
-        await response.write(data)
+def _end(
+    exchange: Exchange, seen: Measurement, failure: tuple[ErrorClass, ApiError] | None
+) -> None:
+    """End a stream; one that did not come to its end mark is told so in one event, unless the engine said it."""
+    if failure is None and not seen.done and seen.error is ErrorClass.NONE:
+        failure = ErrorClass.STREAM_TRUNCATED, TRUNCATED
+    if failure is not None:
+        seen.failed(seen.status, failure[0])
+        exchange.write(error_event(failure[1]))
+    exchange.end()
 
 
-def _passed(answer: UpstreamResponse, seen: Measurement) -> CIMultiDict[str]:
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
+def _refuse(error: UpstreamError, exchange: Exchange, seen: Measurement) -> None:
+    error_class, said = _explain(error, seen)
+    seen.failed(said.status, error_class)
+    _say(said, exchange, seen)
+
+
+def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
+    exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))
+
+
+def _passed(answer: UpstreamResponse, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
     assert seen.routed is not None
     assert seen.routed.replica is not None
     return response_headers(
-        answer.headers.items(),
-        answer.headers.get("Connection", ""),
-        request_id=seen.request_id,
-        replica=seen.routed.replica.id,
+        answer.headers, request_id=seen.request_id, replica=seen.routed.replica.id, drop=drop
     )
 
 

@@ -13,7 +13,8 @@ import msgspec
 from trimtab.core.events import FleetSized
 from trimtab.core.types import FleetAction, ReplicaState
 from trimtab.levers.replicas import judge_removal
-from trimtab.runtime.supervisor import System, topology_of
+from trimtab.runtime.supervisor import System
+from trimtab.runtime.system_facts import topology_of
 
 LOOK_BACK_S: Final = 60.0
 """Seconds whose busiest moment the replicas that stay must carry."""
@@ -42,7 +43,7 @@ class Resizer:
     def __init__(self, system: System) -> None:
         self._system = system
         self._lock = asyncio.Lock()
-        self._added = 0
+        self._used = 0
 
     async def add(self, *, force: bool = False) -> Resized:
         """Start one more replica of the baseline revision and return once it serves.
@@ -51,8 +52,7 @@ class Resizer:
         """
         async with self._lock:
             there = self._system.fleet.replica_ids()
-            self._added += 1
-            replica = f"r{self._system.config.fleet.replicas + self._added - 1}"
+            replica = self._new_name(there)
             held = self._held()
             if len(there) >= REPLICAS_MAX:
                 held = f"there are {len(there)} replicas, the most that one gateway keeps"
@@ -75,6 +75,12 @@ class Resizer:
             await self._system.fleet.remove(replica, drain_timeout_s=DRAIN_S, cause_id=cause)
             self._system.forget(replica)
             return self._done(FleetAction.REMOVE, replica, because, cause)
+
+    def _new_name(self, there: tuple[str, ...]) -> str:
+        """Return a name that no replica of this run has had."""
+        numbers = [int(name[1:]) for name in there if name[1:].isdigit()]
+        self._used = 1 + max([self._used, self._system.config.fleet.replicas - 1, *numbers])
+        return f"r{self._used}"
 
     def _held(self) -> str:
         """Say which lever needs the fleet as it is, empty if none does."""

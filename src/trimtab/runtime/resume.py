@@ -13,11 +13,14 @@ from trimtab.core.lever import LeverRecord
 from trimtab.core.revision import Revision
 from trimtab.core.state import LeverStatus, State
 from trimtab.core.traffic import Preference, TrafficPlan
-from trimtab.core.types import RolloutState
+from trimtab.core.types import ReplicaState, RolloutState
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.machine import RUNNING
 from trimtab.rollout.short_record import parse_cut
 from trimtab.runtime.trigger_watch import PERSON
+
+STOPPED_WITH_FLEET = "fleet stopped"
+"""Why a replica that was there at a run's end is stopped; one that left before says another reason."""
 
 PROVING = RUNNING | {RolloutState.PAUSED}
 
@@ -53,6 +56,24 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     proving: Unfinished | None = None
     frozen_because: str | None = None
     due: tuple[str, ...] = ()
+
+
+def remembered(state: State, configured: int) -> tuple[str, ...]:
+    """Return the replicas to start: those of the last run's end, where the same number was configured for it.
+
+    So a replica that was added while the fleet served is there again, and one that was removed is not. Another number
+    in the configuration, or on the command line, counts as the newer word.
+    """
+    plain = tuple(f"r{index}" for index in range(configured))
+    run = state.run
+    if run is None or run.command != "up" or run.settings.get("fleet.replicas") != configured:
+        return plain
+    there = tuple(
+        name
+        for name, status in state.replicas.items()
+        if status.state is not ReplicaState.STOPPED or status.reason == STOPPED_WITH_FLEET
+    )
+    return there or plain
 
 
 def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, policy: str) -> Resumed:

@@ -2,30 +2,35 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 
 from aiohttp import web
 
 from trimtab.core.config import Config
-from trimtab.core.cost import CostModel
+from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.cuts import Cut
 from trimtab.core.lever import Assessment, Lever, LeverRecordError, RampPlan, Situation
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.state import EMPTY, State
-from trimtab.core.types import Mode, RolloutState
+from trimtab.core.types import Mode, ReplicaState, RolloutState
 from trimtab.levers.catalog import catalog, routing_policy_of
+from trimtab.runtime.attached_advice import AttachedAdvisor
 from trimtab.runtime.control import Control
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.measure import measure_cost
 from trimtab.runtime.operate import Operator
-from trimtab.runtime.proof import ControlError
-from trimtab.runtime.resume import Resumed, resume
+from trimtab.runtime.proof import FROZEN, ControlError
+from trimtab.runtime.resume import Resumed, remembered, resume
 from trimtab.runtime.situation import Standing
 from trimtab.runtime.supervisor import System
 
 DIAGNOSE_EVERY_S = 60.0
 DIAGNOSE_REQUESTS_MIN = 20
+
+SAID_MAX = 4
+"""How many of the last words are not said again."""
 
 CALIBRATE_S = 6.0
 
@@ -83,7 +88,12 @@ async def serve(
 
 
 async def _begin(system: System, found: Resumed, say: Say) -> CostModel:
+    if system.attached is not None:
+        system.attached.say = say
     await system.start(revisions=found.revisions, plan=found.plan)
+    if system.attached is not None:
+        # Servers of others are not loaded for our measurements: what their traffic shows is enough.
+        return START_COST
     say("measuring the costs of a prefill and of a decode step on an idle replica")
     return await measure_cost(system, CALIBRATE_S)
 
@@ -113,6 +123,7 @@ def standing_of(system: System, cost: CostModel) -> Standing:
         mode=system.config.levers.mode,
         owner=system.config.levers.owner,
         target_gain=system.config.levers.target_gain,
+        attached=system.attached is not None,
     )
 
 
@@ -127,8 +138,9 @@ async def _until(stop: asyncio.Event, advising: "asyncio.Task[None]", control: C
 
 
 def _resumed(system: System) -> Resumed:
-    replicas = tuple(f"r{index}" for index in range(system.config.fleet.replicas))
     state = _state(Path(system.config.ledger.path))
+    configured = system.config.fleet.replicas
+    replicas = () if system.attached is not None else remembered(state, configured)
     return resume(
         state, replicas=replicas, baseline=system.baseline, policy=system.config.routing.policy
     )
@@ -169,7 +181,7 @@ def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
 
 def _banner(system: System, found: Resumed) -> list[str]:
     lines = [
-        f"{len(found.revisions)} replicas of {system.baseline.model.name} ready",
+        *_ready(system),
         f"OpenAI API  {system.url}/v1",
         f"page        {system.url}/",
         f"ledger      {system.config.ledger.path}",
@@ -186,6 +198,16 @@ def _banner(system: System, found: Resumed) -> list[str]:
     return [*lines, "Ctrl-C drains and stops"]
 
 
+def _ready(system: System) -> list[str]:
+    """Say what serves; of attached servers each with its address and what it says of itself."""
+    infos = system.fleet.infos()
+    if system.attached is None:
+        return [f"{len(infos)} replicas of {system.baseline.model.name} ready"]
+    well = sum(info.state is ReplicaState.READY for info in infos)
+    head = f"{well} of {len(infos)} attached servers ready, model {system.baseline.model.name}"
+    return [head, *(f"  {info.id}  {info.url}  {info.reason}" for info in infos)]
+
+
 class Advisor:
     """Diagnoses every minute in which there was enough traffic; what follows depends on the mode.
 
@@ -199,12 +221,16 @@ class Advisor:
         self._control = control
         self._cost = cost
         self._say = say
-        self._said = ""
+        self._said: deque[str] = deque(maxlen=SAID_MAX)
+        self._servers: AttachedAdvisor | None = None
+        if system.attached is not None:
+            self._servers = AttachedAdvisor(system, self._say_once)
         self._refused: set[str] = set()
 
     def standing(self) -> Standing:
         """What the fleet is diagnosed with."""
-        return standing_of(self._system, self._cost)
+        cost = self._cost if self._servers is None else self._servers.cost
+        return standing_of(self._system, cost)
 
     async def run(self) -> None:
         """Look once a minute until cancelled."""
@@ -216,6 +242,8 @@ class Advisor:
 
     async def _look(self) -> None:
         control, mode = self._control, self._system.config.levers.mode
+        if self._servers is not None:
+            await self._servers.look()
         looked = control.look("serving", cause_id=self._system.started_event)
         if mode is Mode.OBSERVE:
             return
@@ -230,12 +258,20 @@ class Advisor:
         chosen, because, event_id = control.situations.choose(
             situation, levers, cause_id=looked.event_id
         )
-        words = because.split(". ")[0]
-        if words != self._said:
-            self._said = words
-            self._say(f"advice      {words}")
-        if mode is Mode.ACT and chosen is not None and control.controller.has_ended:
+        self._say_once(f"advice      {because.split('. ')[0]}")
+        if mode is not Mode.ACT or chosen is None or not control.controller.has_ended:
+            return
+        if control.controller.is_frozen:
+            # Nothing is proposed that could not be started: it would be a new proposal every minute.
+            self._say_once(f"{chosen.lever} was not started: {FROZEN}")
+        else:
             await self._act(levers[chosen.lever], situation, chosen, because, event_id)
+
+    def _say_once(self, words: str) -> None:
+        """Say what was not said lately; the same words are not news."""
+        if words not in self._said:
+            self._said.append(words)
+            self._say(words)
 
     def _let_go(self) -> None:
         """Let go of a rollout that has ended; what failed is not tried on the same traffic a minute later."""

@@ -27,6 +27,7 @@ from trimtab.diagnosis.from_probes import (
 )
 from trimtab.diagnosis.from_records import readings_from_records
 from trimtab.diagnosis.names import FleetFacts, merged
+from trimtab.levers.attached import on_attached
 from trimtab.levers.choice import choose
 
 
@@ -50,6 +51,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     owner: str
     target_gain: float
+    attached: bool = False
+    """Whether the replicas are servers of others, which trimtab cannot restart."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +140,7 @@ class Situations:
             owner=standing.owner,
             adopted=adopted,
             refused=refused,
+            attached=standing.attached,
         )
 
     def choose(
@@ -144,6 +148,8 @@ class Situations:
     ) -> tuple[Assessment | None, str, str]:
         """Assess every lever and choose the narrowest fitting one; returns it, the reason, and the event's id."""
         assessments = tuple(lever.assess(situation) for lever in levers.values())
+        if situation.attached:
+            assessments = on_attached(assessments)
         open_ones = [
             each
             for each in assessments

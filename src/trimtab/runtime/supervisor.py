@@ -1,8 +1,8 @@
 """The composition root: builds every object once, starts them in order, stops them in reverse.
 
 Order matters. The ledger opens first (a second gateway on the same ledger is refused before anything runs), then
-the replicas start, then the gateway listens. At the end traffic drains, the gateway stops, then the replicas, and the
-ledger closes last so that it holds how everything ended.
+the replicas start, or the attached servers are found, then the gateway listens. At the end traffic drains, the gateway
+stops, then the replicas, and the ledger closes last so that it holds how everything ended.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
 from trimtab import __version__
@@ -26,19 +25,27 @@ from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState
 from trimtab.diagnosis.names import FleetFacts
+from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
+from trimtab.runtime.attach_member import unseen
+from trimtab.runtime.backing import Hears, backing_of
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
+from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.model import baseline_revision
-from trimtab.runtime.probes import Probes, Target
+from trimtab.runtime.probes import Probes
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
+from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
+from trimtab.runtime.system_guard import build_guard
+from trimtab.runtime.telemetry import Telemetry
 
 RECORDS_MAX = 20_000
 VIEWS_MAX = 3_600
@@ -64,7 +71,9 @@ class System:
         self.config = config
         self.clock = clock
         self.hardware: Hardware = read_hardware()
-        self.baseline: Revision = baseline_revision(config.engine)
+        is_attached = config.fleet.is_attached
+        self.baseline: Revision = unseen() if is_attached else baseline_revision(config.engine)
+        """What replicas run at first; of attached servers, what the first that is ready says."""
         self._command = command
         self.run_id = f"{command}-{clock.wall_s():.0f}-{random.randrange(1 << 24):06x}"
         self.load = LoadState()
@@ -85,6 +94,7 @@ class System:
         self._listeners: list[Callable[[RequestRecord], None]] = []
         self._states: dict[str, ReplicaState] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._cost = START_COST
         self.port = 0
         self.started_event: str | None = None
 
@@ -98,12 +108,6 @@ class System:
     ) -> None:
         config = self.config
         secret = self.secret = load_secret(secret_path)
-        self.launcher = LlamaCppLauncher(
-            clock=self.clock,
-            start_timeout_s=config.fleet.start_timeout_s,
-            threads=config.engine.threads,
-            log_folder=log_folder,
-        )
         self.index = PrefixIndex(config.routing.index_blocks_max, config.routing.block_bytes)
         self.router = Router(
             self.load,
@@ -112,16 +116,17 @@ class System:
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
         )
-        self.fleet = Fleet(
-            config,
-            self.launcher,
-            self.ledger,
-            self.clock,
-            self._on_change,
+        hears = Hears(
+            on_change=self._on_change,
+            on_load=self._on_load,
+            on_gone=self.forget,
             in_flight=self.in_flight,
         )
-        self.probes = Probes(
-            self._targets, self.launcher, self.clock, every_s=config.fleet.probe_every_s
+        backing = backing_of(config, self.ledger, self.clock, hears, log_folder=log_folder)
+        self.fleet, self.probes, self.processes = backing.fleet, backing.probes, backing.processes
+        self.attached, self._launcher = backing.attached, backing.launcher
+        self.telemetry = Telemetry(
+            config.telemetry, lambda: (self.baseline.model.name, self.baseline.engine)
         )
         self.gateway = Gateway(
             config.gateway,
@@ -135,8 +140,24 @@ class System:
             on_record=self._on_record,
             extra_routes=extra_routes(self),
             admin_token=admin_token,
-            hardware=self.hardware.label,
-            topology=topology_of(config.fleet.replicas),
+            hardware="" if self.attached else self.hardware.label,
+            topology=topology_of(config.fleet.replicas, attached=self.attached is not None),
+            models=lambda: backing.models(self.baseline.model.name),
+            access=backing.access,
+            watch=self.telemetry.watch,
+            guard=build_guard(
+                config,
+                self.load,
+                secret,
+                self.ledger,
+                lambda: self.started_event,
+                secret_path=secret_path,
+            ),
+        )
+        self.gateway.metrics.show_fleet(
+            lambda: figures_of(
+                self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
+            )
         )
 
     async def __aenter__(self) -> "System":
@@ -158,7 +179,12 @@ class System:
             run_id=self.run_id,
             command=self._command,
             version=__version__,
-            settings={**self.settings(), **(settings or {})},
+            settings={
+                "machine": self.hardware.label,
+                "revision": self.baseline.id,
+                **flat_settings(self.config),
+                **(settings or {}),
+            },
         )
         self.started_event = self.ledger.append(started, cause_id=None, durable=True)
         if plan is not None:
@@ -166,8 +192,15 @@ class System:
         names = [f"r{index}" for index in range(self.config.fleet.replicas)]
         try:
             await self.gateway.check_address()
-            await self.fleet.start(
-                revisions or dict.fromkeys(names, self.baseline), cause_id=self.started_event
+            if isinstance(self.fleet, Fleet):
+                await self.fleet.start(
+                    revisions or dict.fromkeys(names, self.baseline), cause_id=self.started_event
+                )
+            elif self.attached is not None:
+                await self.attached.start(cause_id=self.started_event)
+                self.baseline = self.fleet.revision
+            self.gateway.topology = topology_of(
+                len(self.fleet.replica_ids()), attached=self.attached is not None
             )
             self.port = await self.gateway.start()
         except BaseException as error:
@@ -176,10 +209,9 @@ class System:
                 "interrupted at the start" if cancelled else f"could not start: {error}"
             )
             raise
-        self._tasks = [
-            asyncio.create_task(self.probes.run()),
-            asyncio.create_task(self._sample_views()),
-        ]
+        self._tasks = [asyncio.create_task(self._sample_views())]
+        if isinstance(self.probes, Probes):
+            self._tasks.append(asyncio.create_task(self.probes.run()))
 
     async def stop(self, reason: str) -> None:
         """Drain, stop the gateway and the replicas, close the ledger. No process is left behind."""
@@ -193,12 +225,20 @@ class System:
             await self.gateway.stop()
         finally:
             try:
-                await self.fleet.stop()
+                await (self.attached or self.fleet).stop()
             finally:
                 self.ledger.append(
                     RunEnded(run_id=self.run_id, reason=reason), cause_id=self.started_event
                 )
                 self.ledger.close()
+                self.telemetry.close()
+
+    @property
+    def launcher(self) -> LlamaCppLauncher:
+        """What starts replicas; raises `LaunchError` where the fleet is attached."""
+        if self._launcher is None:
+            raise LaunchError("attached servers are started by others: trimtab cannot restart them")
+        return self._launcher
 
     @property
     def url(self) -> str:
@@ -225,7 +265,18 @@ class System:
 
     def use_cost(self, cost: CostModel) -> None:
         """Route by measured costs from now on."""
+        self._cost = cost
         self.router.set_policies(self._policies(cost))
+
+    def use_config(self, config: Config) -> None:
+        """Serve by another configuration from the next request on; what needs a new start is as it was."""
+        self.config = config
+        self.gateway.use_config(config.gateway)
+        self.gateway.guard.renew(
+            config.gateway.streams_max, config.tenants, config.guard, self.clock.mono_s()
+        )
+        self.telemetry.reopen()
+        self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:
         """Requests that the gateway has on a replica."""
@@ -248,38 +299,13 @@ class System:
 
     def process_sample(self) -> ProcessSample:
         """CPU seconds, resident bytes and latest engine readings of every replica now."""
-        replicas = self.fleet.replica_ids()
-        return ProcessSample(
-            self.clock.wall_s(),
-            {replica: self.launcher.cpu_s(replica) for replica in replicas},
-            {replica: self.launcher.memory_bytes(replica) for replica in replicas},
-            {replica: self.probes.readings(replica) for replica in replicas},
-        )
+        at_s, replicas = self.clock.wall_s(), self.fleet.replica_ids()
+        return sample_of(replicas, self.processes, self.probes.readings, at_s=at_s)
 
     def fleet_facts(self) -> FleetFacts:
         """What is known of the fleet without measuring it."""
-        infos = self.fleet.infos()
-        resident = sum(self.launcher.memory_bytes(info.id) or 0 for info in infos)
-        free = memory_available()
-        return FleetFacts(
-            replicas=len(infos),
-            slots=self.baseline.slots,
-            context_tokens=self.baseline.context_tokens,
-            threads=infos[0].threads if infos else 1,
-            memory_available_bytes=None if free is None else free + resident,
-        )
-
-    def settings(self) -> dict[str, str | int | float | bool]:
-        """The settings that shape a run, flat, for the ledger and the report."""
-        flat: dict[str, str | int | float | bool] = {
-            "machine": self.hardware.label,
-            "revision": self.baseline.id,
-        }
-        for section, fields in msgspec.to_builtins(self.config).items():
-            for name, value in fields.items():
-                if isinstance(value, str | int | float | bool):
-                    flat[f"{section}.{name}"] = value
-        return flat
+        free = None if self.attached else memory_available()
+        return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
 
     def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
         routing = self.config.routing
@@ -288,14 +314,6 @@ class System:
                 cost, load_bound=routing.load_bound, min_match_tokens=routing.min_match_tokens
             )
         )
-
-    def _targets(self) -> dict[str, Target]:
-        ready = (
-            info
-            for info in self.fleet.infos()
-            if info.state in (ReplicaState.READY, ReplicaState.DRAINING)
-        )
-        return {info.id: Target(url=info.url, threads=info.threads) for info in ready}
 
     def _on_change(self, info: ReplicaInfo) -> None:
         before = self._states.get(info.id)
@@ -310,20 +328,31 @@ class System:
             speculating=info.revision.speculation.is_on,
             started_at_s=info.started_at_s,
         )
-        if before is None:
+        is_new = info.state is ReplicaState.READY and not info.kv_kept
+        if before is None or (is_new and before is not ReplicaState.DRAINING):
+            self._forget_prefixes(info)
+            if before is not None:
+                self.gateway.guard.forget(info.id, self.clock.mono_s())
+        if self.attached is not None:
+            self.attached.changed(info)
+
+    def _forget_prefixes(self, info: ReplicaInfo) -> None:
+        """Believe nothing of a replica's cache; llama.cpp keeps it by slots, other engines by blocks."""
+        self.router.forget(info.id)
+        if info.revision.engine == LLAMACPP:
             self.index.set_slots(info.id, info.revision.slots)
-        elif (
-            info.state is ReplicaState.READY
-            and before is not ReplicaState.DRAINING
-            and not info.kv_kept
-        ):
-            self.router.forget(info.id)
+
+    def _on_load(self, replica: str, load: EngineLoad, at_mono_s: float) -> None:
+        """Take in what an attached server says of its load."""
+        self.load.seen(replica, now_s=at_mono_s, kv_used_share=load.kv_used_share)
 
     def forget(self, replica: str) -> None:
         """Drop what is known of a replica that has left the fleet."""
         self._states.pop(replica, None)
         self.load.remove_replica(replica)
+        self.gateway.metrics.forget(replica)
         self.router.forget(replica)
+        self.gateway.guard.forget(replica, self.clock.mono_s())
 
     def _on_record(self, record: RequestRecord) -> None:
         self._records.append(record)
@@ -335,8 +364,3 @@ class System:
             # A slot that holds a finished prompt is cache, not load, so the engine's KV share stays out of views.
             self._views.append(self.load.view(self.clock.wall_s()))
             await asyncio.sleep(VIEW_EVERY_S)
-
-
-def topology_of(replicas: int) -> str:
-    """Return what serves, in words."""
-    return f"{replicas} replicas on one host"

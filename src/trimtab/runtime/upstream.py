@@ -1,173 +1,334 @@
-"""The client side of the gateway: one pooled session to all replicas, raw bytes, and a certain end.
+"""The client side of the gateway: pooled connections to all replicas, raw bytes, and a certain end.
 
 Leaving `Upstream.send` before a body was read to its end closes the connection, and closing it is what makes an
 engine stop: there is no other way to cancel a request.
 
-A connection that carries a stream is used once. llama.cpp's server says keep-alive and closes after every stream all
-the same; a request that met the closing connection would be sent to another replica, away from its cached prefix.
+A connection that carries a stream to llama.cpp is used once: its server says keep-alive and closes after every stream
+all the same. Those of other engines are used again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-import aiohttp
-from yarl import URL
+import msgspec
 
 from trimtab.core.config import GatewayConfig
+from trimtab.runtime.access import OPEN, Access
+from trimtab.runtime.upstream_connection import (
+    Sink,
+    UpstreamBrokenError,
+    UpstreamConnectError,
+    UpstreamConnection,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from trimtab.runtime.wire import Headers, Pairs, request_head
 
-POOL_KEEPALIVE_S: Final = 3.0
-"""Shorter than the 5 s of llama.cpp's server: a pooled connection is dropped by us first."""
-
+SWEEP_EVERY_S: Final = 1.0
+IDLE_MAX: Final = 64
 RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
+_TIMEOUT_HINT = re.compile(rb"timeout\s*=\s*(\d+)", re.IGNORECASE)
 
 
-class UpstreamError(RuntimeError):
-    """A replica did not answer as it must; the message says which and how."""
+class Address(msgspec.Struct, frozen=True):
+    """Where a replica listens."""
+
+    host: str
+    port: int
+    secure: bool
+    prefix: str = ""
+
+    @property
+    def authority(self) -> bytes:
+        """What the Host header says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}".encode()
 
 
-class UpstreamConnectError(UpstreamError):
-    """No byte of an answer came and the request may be sent to another replica.
-
-    `reachable`: the replica accepted the connection, then dropped it.
-    """
-
-    def __init__(self, message: str, *, reachable: bool) -> None:
-        super().__init__(message)
-        self.reachable = reachable
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s/:?#@\[\]]+))"
+    r"(?::(?P<port>\d{1,5}))?(?P<prefix>/[^\s?#]*)?$"
+)
 
 
-class UpstreamTimeoutError(UpstreamError):
-    """A replica was silent for longer than the configuration allows."""
-
-
-class UpstreamBrokenError(UpstreamError):
-    """A replica's connection ended in the middle of an answer."""
+def address_of(url: str) -> Address:
+    """Read a replica's base URL; raises `UpstreamConnectError` for what is none."""
+    found = _URL.match(url)
+    if found is None:
+        raise UpstreamConnectError(f"{url!r} is no http address", reachable=False)
+    secure = found["scheme"] == "https"
+    return Address(
+        found["v6"] or found["host"],
+        int(found["port"] or (443 if secure else 80)),
+        secure,
+        (found["prefix"] or "").rstrip("/"),
+    )
 
 
 class UpstreamResponse:
     """An answer whose head has arrived."""
 
-    def __init__(self, response: aiohttp.ClientResponse, config: GatewayConfig, url: str) -> None:
-        self._response = response
+    def __init__(self, connection: UpstreamConnection, config: GatewayConfig, url: str) -> None:
+        self._connection = connection
         self._config = config
         self._url = url
-        self.status = response.status
-        self.headers = response.headers
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_paused = False
+        self._got_body = False
+        self._sink: Sink = lambda *_: None
+        self.status = connection.status
+        self.headers: Headers = connection.headers
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is a stream of server-sent events."""
-        return self._response.content_type == "text/event-stream"
+        kind = self.headers.raw(b"content-type") or b""
+        return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body's bytes as they arrive; raises `UpstreamBrokenError`, `UpstreamTimeoutError`."""
-        wait_s = self._config.first_byte_timeout_s
-        while True:
-            chunk = await self._next(wait_s)
-            if not chunk:
+    async def pump(self, sink: Sink) -> None:
+        """Give the body's bytes to `sink` as they arrive, at once and in the loop's own call.
+
+        Raises `UpstreamBrokenError`, `UpstreamTimeoutError`, and what `sink` raises as an `UpstreamError`.
+        """
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def ended(error: UpstreamError | None) -> None:
+            if done.done():
                 return
-            yield chunk
-            wait_s = self._config.idle_timeout_s
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self._sink = sink
+        self._connection.listen(self._first, ended)
+        self._watch()
+        try:
+            await done
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _first(self, data: bytes, framed: bytes | None) -> None:
+        self._got_body = True
+        self._connection.redirect(self._sink)
+        self._sink(data, framed)
 
     async def read(self) -> bytes:
-        """Return the whole body; raises like `chunks`, and `UpstreamBrokenError` beyond 256 MiB."""
+        """Return the whole body; raises like `pump`, and `UpstreamBrokenError` beyond 256 MiB."""
         parts: list[bytes] = []
         size = 0
-        async for chunk in self.chunks():
-            parts.append(chunk)
-            size += len(chunk)
+
+        def take(data: bytes, _: bytes | None) -> None:
+            nonlocal size
+            parts.append(data)
+            size += len(data)
             if size > RESPONSE_BYTES_MAX:
-                raise UpstreamBrokenError(f"{self._url} answered more than {RESPONSE_BYTES_MAX} B")
+                parts.clear()
+                self.fail(
+                    UpstreamBrokenError(f"{self._url} answered more than {RESPONSE_BYTES_MAX} B")
+                )
+
+        await self.pump(take)
         return b"".join(parts)
 
-    async def _next(self, wait_s: float) -> bytes:
-        try:
-            async with asyncio.timeout(wait_s):
-                return await self._response.content.readany()
-        except TimeoutError as error:
-            raise UpstreamTimeoutError(f"{self._url} was silent for {wait_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamBrokenError(f"{self._url} broke off its answer: {error}") from error
+    def pause(self) -> None:
+        """Take no more from the replica; its silence is not its own then."""
+        self._is_paused = True
+        self._connection.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._is_paused = False
+        self._connection.resume()
+
+    def fail(self, error: UpstreamError) -> None:
+        """End the answer with an error."""
+        self._connection.fail(error)
+
+    def _watch(self) -> None:
+        """Look again when the replica may have been silent for too long: one timer, not one for each part."""
+        config = self._config
+        wait_s = config.idle_timeout_s if self._got_body else config.first_byte_timeout_s
+        left_s = self._connection.seen_s + wait_s - self._loop.time()
+        if self._is_paused:
+            left_s = max(left_s, wait_s)
+        if left_s <= 0:
+            self.fail(UpstreamTimeoutError(f"{self._url} was silent for {wait_s:g} s"))
+        else:
+            # Until the body begins the other limit may come to apply, which can be shorter.
+            left_s = left_s if self._got_body else min(left_s, config.idle_timeout_s)
+            self._timer = self._loop.call_later(left_s, self._watch)
 
 
 class Upstream:
     """Sends requests to replicas."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(
+        self, config: GatewayConfig, *, access: Callable[[str], Access] = lambda _: OPEN
+    ) -> None:
+        """Send as `config` says. `access`: how a replica is reached, by its base URL."""
         self._config = config
-        self._pooled: aiohttp.ClientSession | None = None
-        self._single: aiohttp.ClientSession | None = None
+        self._access = access
+        self._tls: ssl.SSLContext | None = None
+        self._idle: dict[Address, list[tuple[float, UpstreamConnection]]] = {}
+        self._open: set[UpstreamConnection] = set()
+        self._addresses: dict[str, Address] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def use_config(self, config: GatewayConfig) -> None:
+        """Send by other timeouts from the next request on."""
+        self._config = config
 
     async def start(self) -> None:
-        """Open the pool."""
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_KEEPALIVE_S)
-        )
-        self._single = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=self._config.connect_timeout_s, sock_read=None
-            ),
-            # The bytes pass as they are: nothing is decoded, and no cookie of one client meets another.
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
+        """Begin to close connections that nobody uses."""
+        self._sweep()
 
     async def close(self) -> None:
         """Close every connection."""
-        for session in (self._pooled, self._single):
-            if session is not None:
-                await session.close()
-        self._pooled = self._single = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._open):
+            connection.close()
+        self._idle.clear()
+        # The loop tells the transports of their end in its next round.
+        await asyncio.sleep(0)
+
+    @property
+    def connections(self) -> int:
+        """Connections to replicas that are open."""
+        return len(self._open)
 
     @asynccontextmanager
     async def send(
-        self, base_url: str, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool
+        self,
+        base_url: str,
+        target: bytes,
+        body: bytes,
+        headers: Pairs,
+        *,
+        stream: bool,
+        method: bytes = b"POST",
     ) -> AsyncIterator[UpstreamResponse]:
         """Send a request and yield its answer once the head is there. `stream`: it asks for a stream.
 
         Raises `UpstreamConnectError` where not a byte of an answer came, `UpstreamTimeoutError` where that took
-        too long.
+        too long, `UpstreamBrokenError` for what is no HTTP.
         """
-        session = self._single if stream else self._pooled
-        assert session is not None, "start() comes first"
-        response = await self._head(session, f"{base_url.rstrip('/')}{path}", body, headers)
+        address, access = self._address(base_url), self._access(base_url)
+        said = [*access.over(headers), (b"Content-Length", b"%d" % len(body))]
+        is_single = stream and not access.keeps_streams
+        if is_single:
+            said.append((b"Connection", b"close"))
+        head = request_head(method, address.prefix.encode() + target, address.authority, said)
+        connection = None if is_single else self._pooled(address)
+        if connection is not None:
+            try:
+                await self._asked(connection, head, body, method)
+            except UpstreamConnectError:
+                # The replica closed it while it lay idle: nothing came, so a fresh one may ask.
+                connection.close()
+                connection = None
+            except BaseException:
+                connection.close()
+                raise
+        if connection is None:
+            connection = await self._connect(address, base_url, access)
+            try:
+                await self._asked(connection, head, body, method)
+            except BaseException:
+                connection.close()
+                raise
         try:
-            yield UpstreamResponse(response, self._config, base_url)
+            yield UpstreamResponse(connection, self._config, base_url)
         finally:
-            # Gives a connection back that was read to its end, closes any other.
-            if not response.content.at_eof():
-                response.close()
-            response.release()
+            self._release(address, connection, may_keep=not is_single)
 
-    async def _head(
-        self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    async def _asked(
+        self, connection: UpstreamConnection, head: bytes, body: bytes, method: bytes
+    ) -> None:
         wait_s = self._config.first_byte_timeout_s
         try:
             async with asyncio.timeout(wait_s):
-                return await session.post(
-                    URL(url, encoded=True), data=body, headers=dict(headers), allow_redirects=False
-                )
-        except aiohttp.ConnectionTimeoutError as error:
-            raise UpstreamConnectError(
-                f"{url} did not accept within {self._config.connect_timeout_s:g} s", reachable=False
-            ) from error
+                await connection.request(head, body, is_head_only=method == b"HEAD")
         except TimeoutError as error:
-            raise UpstreamTimeoutError(f"{url} sent nothing for {wait_s:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamConnectError(
-                f"{url} cannot be reached: {error}", reachable=False
+            raise UpstreamTimeoutError(
+                f"{connection.name} sent nothing for {wait_s:g} s"
             ) from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+
+    async def _connect(self, address: Address, base_url: str, access: Access) -> UpstreamConnection:
+        loop, wait_s = asyncio.get_running_loop(), self._config.connect_timeout_s
+        try:
+            async with asyncio.timeout(wait_s):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(base_url),
+                    address.host,
+                    address.port,
+                    ssl=(access.tls or self._tls_context()) if address.secure else None,
+                )
+        except TimeoutError as error:
             raise UpstreamConnectError(
-                f"{url} dropped the request: {error}", reachable=True
+                f"{base_url} did not accept within {wait_s:g} s", reachable=False
             ) from error
-        except aiohttp.ClientError as error:
-            raise UpstreamBrokenError(f"{url} does not speak HTTP: {error}") from error
+        except OSError as error:
+            raise UpstreamConnectError(
+                f"{base_url} cannot be reached: {error}", reachable=False
+            ) from error
+        connection.on_lost = self._open.discard
+        self._open.add(connection)
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _address(self, url: str) -> Address:
+        found = self._addresses.get(url)
+        if found is None:
+            if len(self._addresses) > 4096:
+                self._addresses.clear()
+            found = self._addresses[url] = address_of(url)
+        return found
+
+    def _pooled(self, address: Address) -> UpstreamConnection | None:
+        """Return the connection that lay idle for the shortest time, None where none is good."""
+        now_s, idle = asyncio.get_running_loop().time(), self._idle.get(address, [])
+        while idle:
+            until_s, connection = idle.pop()
+            if until_s > now_s and connection.is_reusable:
+                return connection
+            connection.close()
+        return None
+
+    def _release(self, address: Address, connection: UpstreamConnection, *, may_keep: bool) -> None:
+        """Give a connection back that was read to its end, close any other."""
+        idle = self._idle.setdefault(address, [])
+        if not may_keep or not connection.is_reusable or len(idle) >= IDLE_MAX:
+            connection.close()
+            return
+        keep_s = self._config.upstream_keepalive_s
+        hint = _TIMEOUT_HINT.search(connection.headers.raw(b"keep-alive") or b"")
+        if hint is not None:
+            keep_s = min(keep_s, max(0.0, int(hint[1]) - 1.0))
+        idle.append((asyncio.get_running_loop().time() + keep_s, connection))
+
+    def _sweep(self) -> None:
+        """Close what lay idle for too long; replicas that are gone leave nothing behind."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for address, idle in tuple(self._idle.items()):
+            for until_s, connection in idle:
+                if until_s <= now_s:
+                    connection.close()
+            self._idle[address] = [one for one in idle if one[0] > now_s and not one[1].is_lost]
+            if not self._idle[address]:
+                del self._idle[address]
+        self._timer = loop.call_later(SWEEP_EVERY_S, self._sweep)

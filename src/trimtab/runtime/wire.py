@@ -1,47 +1,102 @@
-"""What the gateway puts on the wire itself: headers that may pass, and errors in the form that OpenAI clients read."""
+"""What the gateway puts on the wire itself: headers that may pass, heads, and errors as OpenAI clients read them.
+
+Headers are bytes on the data path and stay what they were: names keep their spelling, values their bytes.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from http import HTTPStatus
+from typing import Final, TypeAlias
 
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
 
 LABEL_HEADER: Final = "X-Trimtab-Label"
 SESSION_HEADER: Final = "X-Trimtab-Session"
 REPLICA_HEADER: Final = "x-trimtab-replica"
 REQUEST_ID_HEADER: Final = "x-trimtab-request-id"
-OWN_PREFIX: Final = "x-trimtab-"
+OWN_PREFIX: Final = b"x-trimtab-"
 RETRY_AFTER_S: Final = 1
+SAYS_WHEN: Final = frozenset({429, 503})
 
 HOP_BY_HOP: Final = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
-# Of a request: said anew for the edited body, or already done by the server when the body arrived.
-REQUEST_ONLY: Final = frozenset(
-    {"host", "content-length", "content-encoding", "accept-encoding", "expect"}
-)
+# Of a request: said anew by the gateway.
+REQUEST_ONLY: Final = frozenset({b"host", b"content-length", b"accept-encoding", b"expect"})
+# A client's keys are for the gateway; what a replica gets is the gateway's own.
+CLIENT_KEYS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+
+Pairs: TypeAlias = list[tuple[bytes, bytes]]
+JSON_TYPE: Final = (b"Content-Type", b"application/json")
+
+
+class Headers:
+    """The headers of one message in their order; names compare without case."""
+
+    __slots__ = ("_first", "pairs")
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self._first: dict[bytes, bytes] | None = None
+
+    def raw(self, name: bytes) -> bytes | None:
+        """Return the first value of a name given in lower case, None if there is none."""
+        if self._first is None:
+            self._first = {}
+            for one, value in self.pairs:
+                self._first.setdefault(one.lower(), value)
+        return self._first.get(name)
+
+    def get(self, name: str) -> str | None:
+        """Return the first value of a name as text; bytes that are no UTF-8 are kept as surrogates."""
+        value = self.raw(name.lower().encode("latin-1"))
+        return None if value is None else value.decode("utf-8", "surrogateescape")
+
+    def all(self, name: bytes) -> list[bytes]:
+        """Return every value of a name given in lower case."""
+        return [value for one, value in self.pairs if one.lower() == name]
 
 
 class ApiError(Exception):
-    """A request that ends here with an error of ours; `code` is stable, `message` is for people."""
+    """A request that ends here with an error of ours; `code` is stable, `message` is for people.
 
-    def __init__(self, status: int, kind: str, code: str, message: str) -> None:
+    `retry_after_s`: when to come back, for 429 and 503; None says the usual second.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        code: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def said_after_s(self) -> int | None:
+        """Return what Retry-After says in whole seconds, None where it is not said."""
+        if self.status not in SAYS_WHEN:
+            return None
+        wanted = RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s
+        return max(RETRY_AFTER_S, int(-(-wanted // 1)))
 
 
 def stopping() -> ApiError:
@@ -56,11 +111,23 @@ def error_body(error: ApiError) -> bytes:
     )
 
 
+def error_headers(error: ApiError, request_id: str | None = None) -> Pairs:
+    """Return the headers of an error's answer; one that may pass later says when to come back."""
+    said: Pairs = [JSON_TYPE]
+    if request_id is not None:
+        said.append((REQUEST_ID_HEADER.encode(), request_id.encode()))
+    if error.said_after_s is not None:
+        said.append((b"Retry-After", b"%d" % error.said_after_s))
+    if error.status == 401:
+        said.append((b"WWW-Authenticate", b"Bearer"))
+    return said
+
+
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return the whole response of an error; one that may pass later says when to come back."""
+    """Return an error as the answer of a page."""
     said = dict(headers or {})
-    if error.status == 503:
-        said["Retry-After"] = str(RETRY_AFTER_S)
+    if error.said_after_s is not None:
+        said["Retry-After"] = str(error.said_after_s)
     return web.Response(
         status=error.status,
         body=error_body(error),
@@ -74,33 +141,62 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
 
-def request_headers(headers: Iterable[tuple[str, str]], connection: str) -> dict[str, str]:
-    """Return the headers that go upstream: hop-by-hop ones, ours and those about encoding stay here.
+def request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Pairs:
+    """Return the headers that go upstream, equal names joined.
 
-    `connection` is the Connection header, which may name more that end here. Equal names are joined.
+    Hop-by-hop ones, ours, keys and those that the gateway says anew end here, and what `drop` names in lower case.
     """
-    ends_here = HOP_BY_HOP | REQUEST_ONLY | _named(connection)
-    passed: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers:
+    ends_here = HOP_BY_HOP | REQUEST_ONLY | CLIENT_KEYS | _named(headers) | frozenset(drop)
+    passed: dict[bytes, tuple[bytes, bytes]] = {}
+    for name, value in headers.pairs:
         lower = name.lower()
         if lower in ends_here or lower.startswith(OWN_PREFIX):
             continue
-        passed[name] = f"{passed[name]}, {value}" if name in passed else value
+        before = passed.get(lower)
+        passed[lower] = (name, value) if before is None else (before[0], before[1] + b", " + value)
     # A compressed answer could not be read, and a proxy that compresses holds events back.
-    passed["Accept-Encoding"] = "identity"
-    return dict(passed)
+    return [*passed.values(), (b"Accept-Encoding", b"identity")]
 
 
 def response_headers(
-    headers: Iterable[tuple[str, str]], connection: str, *, request_id: str, replica: str
-) -> CIMultiDict[str]:
-    """Return the headers that go to the client, with the replica and the request's id added."""
-    ends_here = HOP_BY_HOP | _named(connection) | {"content-length"}
-    passed = CIMultiDict((name, value) for name, value in headers if name.lower() not in ends_here)
-    passed[REPLICA_HEADER] = replica
-    passed[REQUEST_ID_HEADER] = request_id
+    headers: Headers, *, request_id: str, replica: str, drop: Iterable[bytes] = ()
+) -> Pairs:
+    """Return the headers that go to the client, with the replica and the request's id added, `drop` left out."""
+    ends_here = HOP_BY_HOP | {b"content-length"} | _named(headers) | frozenset(drop)
+    passed = [
+        pair
+        for pair in headers.pairs
+        if (lower := pair[0].lower()) not in ends_here and not lower.startswith(OWN_PREFIX)
+    ]
+    passed.append((REPLICA_HEADER.encode(), replica.encode()))
+    passed.append((REQUEST_ID_HEADER.encode(), request_id.encode()))
     return passed
 
 
-def _named(connection: str) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in connection.split(",") if name.strip())
+def _named(headers: Headers) -> frozenset[bytes]:
+    """Return what the Connection headers name: it ends here too."""
+    if headers.raw(b"connection") is None:
+        return frozenset()
+    listed = b",".join(headers.all(b"connection")).lower().split(b",")
+    return frozenset(name.strip() for name in listed)
+
+
+def request_head(method: bytes, target: bytes, host: bytes, headers: Pairs) -> bytes:
+    """Return a request's head; the caller says length and connection among the headers."""
+    return b"%b %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (method, target, host, _lines(headers))
+
+
+def response_head(status: int, headers: Pairs, *, version: bytes = b"1.1") -> bytes:
+    """Return a response's head; the caller says length and connection among the headers."""
+    return b"HTTP/%b %d %b\r\n%b\r\n" % (version, status, _phrase(status), _lines(headers))
+
+
+def _lines(headers: Pairs) -> bytes:
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers)
+
+
+def _phrase(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b"Status"

@@ -56,6 +56,7 @@ class Serving(Rig):
             started_event="R",
             fleet_facts=lambda: FLEET,
             baseline=REVISION,
+            attached=None,
         )
         self.advisor = Advisor(cast(System, system), cast(Control, control), COST, self.said.append)
 
@@ -147,6 +148,18 @@ async def test_acting_while_frozen_says_why_nothing_starts() -> None:
     await serving.minutes(2)
     assert f"{LEVER} was not started: promotions are frozen" in "\n".join(serving.said)
     assert serving.controller.proof is None
+
+
+async def test_acting_while_frozen_proposes_nothing_however_often_it_looks() -> None:
+    """A proposal that cannot be started would be one more event every minute."""
+    serving = Serving(Mode.ACT)
+    serving.controller.freeze(True, "maintenance")
+    await serving.minutes(3)
+    assert serving.events("lever_proposed") == []
+    assert len(serving.said) == 2
+    serving.controller.freeze(False, "done")
+    await serving.minutes(1)
+    assert len(serving.events("lever_proposed")) == 1
 
 
 def test_standing_is_that_of_the_configuration() -> None:

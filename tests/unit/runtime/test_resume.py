@@ -10,6 +10,7 @@ from trimtab.core.events import (
     CutsKept,
     Frozen,
     LeverProposed,
+    ReplicaChanged,
     RolloutMoved,
     RunStarted,
     TrafficPlanned,
@@ -18,9 +19,9 @@ from trimtab.core.events import (
 from trimtab.core.lever import LeverRecord
 from trimtab.core.state import EMPTY, State, rebuild
 from trimtab.core.traffic import Preference, TrafficPlan
-from trimtab.core.types import RolloutState
+from trimtab.core.types import ReplicaState, RolloutState
 from trimtab.runtime.ledger_memory import MemoryLedger
-from trimtab.runtime.resume import Off, Resumed, resume
+from trimtab.runtime.resume import STOPPED_WITH_FLEET, Off, Resumed, remembered, resume
 from trimtab.runtime.trigger_watch import PERSON
 
 REPLICAS = ("r0", "r1")
@@ -240,3 +241,49 @@ def test_smaller_fleet_keeps_what_it_still_has() -> None:
     found = resumed(after(*at(SPECULATION, RolloutState.ADOPTED), plan))
     assert [each.replicas for each in found.plan.preferences] == [("r1",)]
     assert found.revisions == {"r0": REVISION, "r1": SPECULATING}
+
+
+def run_of(replicas: int, *events: AnyEvent, command: str = "up") -> State:
+    """The state after a run with a number of replicas in its configuration."""
+    started = RunStarted(
+        run_id="2", command=command, version="0", settings={"fleet.replicas": replicas}
+    )
+    return after(started, *events)
+
+
+def replica(name: str, state: ReplicaState, reason: str = "") -> ReplicaChanged:
+    return ReplicaChanged(replica=name, state=state, revision=REVISION, reason=reason)
+
+
+def test_replica_that_was_added_while_serving_is_there_again() -> None:
+    """After a clean stop, and after a crash in which nobody could say anything."""
+    names = ("r0", "r1", "r2")
+    stopped = [replica(name, ReplicaState.STOPPED, STOPPED_WITH_FLEET) for name in names]
+    crashed = [replica(name, ReplicaState.READY) for name in names]
+    assert remembered(run_of(2, *stopped), 2) == names
+    assert remembered(run_of(2, *crashed), 2) == names
+
+
+def test_replica_that_left_or_could_not_start_is_not() -> None:
+    """The fleet has the size that it had in the end."""
+    state = run_of(
+        3,
+        replica("r0", ReplicaState.STOPPED, STOPPED_WITH_FLEET),
+        replica("r1", ReplicaState.STOPPED, "left the fleet"),
+        replica("r2", ReplicaState.STOPPED, STOPPED_WITH_FLEET),
+        replica("r3", ReplicaState.STOPPED, "could not start: no memory"),
+    )
+    assert remembered(state, 3) == ("r0", "r2")
+
+
+def test_another_number_in_the_configuration_is_the_newer_word() -> None:
+    """Whoever names a number wants that many."""
+    state = run_of(2, *(replica(name, ReplicaState.READY) for name in ("r0", "r1", "r2")))
+    assert remembered(state, 4) == ("r0", "r1", "r2", "r3")
+
+
+def test_run_that_is_no_fleet_is_not_remembered() -> None:
+    """A tune has replicas of its own, and an empty ledger has none."""
+    ready = replica("r7", ReplicaState.READY)
+    assert remembered(run_of(2, ready, command="tune"), 2) == ("r0", "r1")
+    assert remembered(EMPTY, 2) == ("r0", "r1")

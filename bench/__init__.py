@@ -1,0 +1,1 @@
+"""Measurements: each states what it measured, with what command, on what machine."""

@@ -1,0 +1,1 @@
+"""What a proxy costs: the same streams through trimtab and its peers, interleaved in one run."""

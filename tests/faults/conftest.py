@@ -1,0 +1,7 @@
+"""Fault tests build on the fake engine and the harness of the integration tests."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]

@@ -1,0 +1,104 @@
+"""Idle connections that the engine closed, silence inside a stream, and streams without an end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_engine import DiesError, FakeEngine, Seen, chunk, sse, stream_of
+from harness import Harness, until
+
+from trimtab.core.types import ErrorClass
+
+SAID = sse(chunk({"content": "one"}))
+DONE = b"data: [DONE]\n\n"
+
+
+class Forgetful(FakeEngine):
+    """Answers the first request of each connection; at the second it is gone without a byte."""
+
+    async def completion(self, seen: Seen) -> AsyncIterator[bytes]:
+        on_connection = [one for one in self.requests if one.connection == seen.connection]
+        if len(on_connection) > 1:
+            raise DiesError
+        async for piece in super().completion(seen):
+            yield piece
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stale_connection_costs_the_client_nothing(stream: bool) -> None:
+    """A kept connection that the engine drops at the next request: it is sent again, and nobody sees an error."""
+    engine = Forgetful()
+    async with Harness(engine) as fleet:
+        replies = [await fleet.post({"stream": stream}) for _ in range(6)]
+        await fleet.record(of=6)
+        load = fleet.load.view(0.0).replicas[0]
+    assert {reply.status for reply in replies} == {200}
+    assert {record.error for record in fleet.records} == {ErrorClass.NONE}
+    assert load.in_flight == 0
+
+
+@pytest.mark.parametrize("idle_s", [0.05, 0.2, 0.5])
+async def test_connection_that_the_engine_closed_while_idle_is_not_used(idle_s: float) -> None:
+    """Engines close idle connections; requests after such a pause all succeed."""
+    engine = FakeEngine()
+    async with Harness(engine) as fleet:
+        for _ in range(3):
+            assert (await fleet.post({"stream": False})).status == 200
+            await asyncio.sleep(idle_s)
+            port = engine.port
+            await engine.stop()
+            await engine.start(port)
+        await fleet.record(of=3)
+    assert {record.status for record in fleet.records} == {200}
+
+
+async def test_request_is_not_sent_again_once_its_answer_began() -> None:
+    """A status line is content: what breaks behind it is told, not tried a second time."""
+
+    async def breaks(seen: Seen) -> AsyncIterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+        await asyncio.sleep(0.05)
+        raise DiesError
+
+    engines = (FakeEngine(script=breaks), FakeEngine(script=breaks))
+    async with Harness(*engines) as fleet:
+        reply = await fleet.post({"stream": False})
+        await fleet.record()
+    assert sum(len(engine.requests) for engine in engines) == 1
+    assert reply.status == 502
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [SAID],
+        [SAID, sse(chunk({"content": ""}))],
+        [SAID, b": ping\n\n"],
+        [SAID, SAID[:-5]],
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+async def test_stream_without_its_end_is_a_failure_for_client_and_record(
+    parts: list[bytes], ends: bool
+) -> None:
+    """A 200 that just stops, cleanly or not: exactly one error event, last; the record fails, so gates see it."""
+    script = stream_of(parts, gap_s=0.01, ends=ends)
+    async with Harness(FakeEngine(script=script)) as fleet:
+        reply = await fleet.post()
+        record = await fleet.record()
+    events = reply.body.removesuffix(b"\n\n").split(b"\n\n")
+    assert [number for number, event in enumerate(events) if b'"error"' in event] == [
+        len(events) - 1
+    ]
+    assert (record.status, record.error, record.ok) == (200, ErrorClass.STREAM_TRUNCATED, False)
+
+
+@pytest.mark.parametrize("gap_s", [0.3, 0.6])
+async def test_engine_is_told_apart_from_its_silence(gap_s: float) -> None:
+    """Silence under the limit passes, however often; nothing is lost or put in its place."""
+    parts = [SAID[:20], SAID[20:], DONE]
+    engine = FakeEngine(script=stream_of(parts, gap_s=gap_s))
+    async with Harness(engine, idle_timeout_s=2.0) as fleet:
+        reply = await fleet.post()
+        await until(lambda: engine.open_connections == 0)
+    assert reply.body == SAID + DONE
