@@ -9,7 +9,7 @@ from trimtab.interfaces.efficiency_cli import Answer
 from trimtab.planning.efficiency import Step, Verdict, efficiency_report
 
 FOLDER = Path(__file__).parent / "transcripts" / "vllm" / "0.32"
-NAMES = ("made-llama", "made-llama-pp2", "made-moe")
+NAMES = ("made-llama", "made-llama-pp2", "made-moe", "made-llama-all", "made-moe-2")
 
 
 def recorded(name: str) -> Answer:
@@ -43,7 +43,15 @@ def test_prompts_had_the_tokens_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("made-llama", {"tp": 2}), ("made-llama-pp2", {"pp": 2}), ("made-moe", {"tp": 2})],
+    [
+        ("made-llama", {"tp": 2}),
+        ("made-llama-pp2", {"pp": 2}),
+        ("made-moe", {"tp": 2}),
+        ("made-llama-all", {"tp": 2}),
+        ("made-llama-all", {"pp": 2}),
+        ("made-moe-2", {"tp": 2}),
+        ("made-moe-2", {"tp": 2, "moe_ep": 2}),
+    ],
 )
 def test_ranks_are_seen_in_their_exchange_both_ways(name: str, sizes: dict[str, int]) -> None:
     """The trace shows time in exchange, and it is no more than everything that did not divide."""
@@ -77,3 +85,15 @@ def test_experts_over_two_cores_reverse_the_gain() -> None:
     assert (report.reverses_at, expert.verdict) == (2, Verdict.GO_BACK)
     assert (expert.traced_share or 0.0) > (tensor.traced_share or 0.0) > 0.0
     assert "go back to one device" in expert.because
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}, {"attention_dp": 2}])
+def test_each_rank_says_how_busy_it_was(sizes: dict[str, int]) -> None:
+    """Two ranks, both busy part of the time, read from their own traces."""
+    found = step("made-llama-all", **sizes)
+    assert [sign for sign in found.signs if sign.startswith("ranks were busy")]
+
+
+def test_data_parallel_ranks_of_a_dense_model_exchange_nothing() -> None:
+    """They are copies that share a front end."""
+    assert step("made-llama-all", attention_dp=2).traced_share == 0.0

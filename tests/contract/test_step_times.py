@@ -4,6 +4,7 @@ import importlib.util
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trimtab.core.accelerators import find_accelerator
@@ -111,6 +112,21 @@ def test_kept_times_answer_as_fresh_ones_and_load_no_tables(
     assert second.decode_ms(25, 3333) == first.decode_ms(25, 3333)
     assert second.prefill_ms(777, 0) == first.prefill_ms(777, 0)
     assert second.notes == first.notes
+
+
+@needs_tables
+def test_kept_times_of_another_grid_are_asked_anew(tmp_path: Path) -> None:
+    """A file with other points neither answers nor stops a plan."""
+    asked = Serving(model="Qwen/Qwen3-32B", system="H100", engine=EngineKind.VLLM, kv_bits=16)
+    first = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
+    (path,) = tmp_path.glob("*.times")
+    kept = msgspec.msgpack.decode(path.read_bytes())
+    kept["times"]["grids"][0]["decode"] = kept["times"]["grids"][0]["decode"][:-4]
+    path.write_bytes(msgspec.msgpack.encode(kept))
+    again = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
+    assert not isinstance(first, NoTimes)
+    assert not isinstance(again, NoTimes)
+    assert again.decode_ms(24, 3000) == first.decode_ms(24, 3000)
 
 
 @needs_tables

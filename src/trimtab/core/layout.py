@@ -122,6 +122,8 @@ class EstimateSource(StrEnum):
 
     MEASURED = "measured"
     KERNEL_TABLES = "kernel_tables"
+    EXTENDED_TABLES = "extended_tables"
+    """Kernel tables with parts of a step by a formula that no measured server stands behind."""
     ROOFLINE = "roofline"
 
 

@@ -25,6 +25,7 @@ SIGNS = {
 SOURCES = {
     EstimateSource.MEASURED: "measured",
     EstimateSource.KERNEL_TABLES: "kernel tables",
+    EstimateSource.EXTENDED_TABLES: "tables and formula",
     EstimateSource.ROOFLINE: "roofline",
 }
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from trimtab.core.layout import EstimateSource
 from trimtab.planning.kernel_port import StepTimes
 
 
@@ -27,7 +26,7 @@ class AgreedTimes:
         own = known[0] if own is known[0] else None
         self._own = own
         self._all = known
-        self.source = EstimateSource.KERNEL_TABLES
+        self.source = known[0].source
         self.extended = not measured
         note = "bounded by the median over the tables of several engines"
         borrowed = "no measured kernels of its own: the median over those of other engines"

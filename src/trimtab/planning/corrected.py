@@ -1,8 +1,9 @@
 """An estimator that was corrected by measurements of the same hardware, engine and model, with honest intervals.
 
 The inner estimate is asked for each measured run too; what it was off by corrects it everywhere, the more the nearer
-(see `calibrate`), apart for kernel tables and for the roofline, whose intervals are the wider. A run that was measured
-as it is asked for is not estimated: its time is taken, and its interval is that of runs that are repeated.
+(see `calibrate`), apart by what an estimate rests on (see `measured_errors`): what no server measured is the less sure.
+A run that was measured as it is asked for is not estimated: its time is taken, and its interval is that of runs that
+are repeated.
 """
 
 import math
@@ -15,7 +16,7 @@ from trimtab.core.layout import Demand, EstimateSource, Expected, Layout, Memory
 from trimtab.planning.calibrate import Calibration, Run, calibrate, load_of
 from trimtab.planning.correction import Phase
 from trimtab.planning.measured import Load, MeasuredLayout
-from trimtab.planning.measured_errors import ROOFLINE_PRIORS, ROOFLINE_WIDTHS
+from trimtab.planning.measured_errors import ERRORS
 from trimtab.planning.plan_ports import Estimator
 
 SAME_SHARE: Final = 0.02
@@ -39,16 +40,16 @@ class CorrectedEstimator:
         self._rows = tuple(rows)
         runs = [self._run(row) for row in rows]
         # What a source was off by says nothing of another's error.
-        self._tables = calibrate(
-            system, engine, [run for source, run in runs if source is not EstimateSource.ROOFLINE]
-        )
-        self._roofline = calibrate(
-            system,
-            engine,
-            [run for source, run in runs if source is EstimateSource.ROOFLINE],
-            priors=ROOFLINE_PRIORS,
-            widths=ROOFLINE_WIDTHS,
-        )
+        self._calibrations = {
+            each: calibrate(
+                system,
+                engine,
+                [run for source, run in runs if source is each],
+                priors=priors,
+                widths=widths,
+            )
+            for each, (priors, widths) in ERRORS.items()
+        }
 
     def fit(self, layout: Layout, demand: Demand) -> MemoryFit:
         """Account for every byte of the fullest rank."""
@@ -58,8 +59,7 @@ class CorrectedEstimator:
         """Return corrected times with their intervals; measured ones where that very run was measured."""
         found = self._inner.expected(layout, demand)
         load = load_of(layout, demand, found, self._precision)
-        rough = found.source is EstimateSource.ROOFLINE
-        calibration = self._roofline if rough else self._tables
+        calibration = self._calibrations[found.source]
         same = [row for row in self._rows if _same(row.load, load)]
         ttft = _corrected(
             calibration, Phase.FIRST_TOKEN, load, found.ttft_ms, [row.ttft_ms for row in same]

@@ -7,7 +7,8 @@
 
 Between two points times are interpolated linearly in each direction, beyond the last two they go on straight. Steps
 are close to linear in each of those sizes (kernels are tiled, so tables have steps of their own), contexts and cached
-tokens most of all; at the grid's points nothing is lost. Times never fall below 0.
+tokens most of all; at the grid's points nothing is lost. Times never fall below 0. Each point more costs the first plan
+of a model and device, which asks for all of them.
 """
 
 from array import array
@@ -23,23 +24,17 @@ CHUNK_TOKENS: Final = 8192
 """The largest part of a prompt that engines compute in one step, unless told otherwise."""
 
 
-def _sizes(first: int, last: int) -> tuple[int, ...]:
-    """Powers of two and one and a half of them."""
-    found, power = [], first
-    while power <= last:
-        found += [power, power + power // 2] if power > 1 else [power]
-        power *= 2
-    return tuple(size for size in found if size <= last)
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    """Powers of two."""
+    return tuple(1 << place for place in range(first.bit_length() - 1, last.bit_length()))
 
 
-BATCHES: Final = _sizes(1, 4096)
-CONTEXTS: Final = (128, 1024, 4096, 16_384, 65_536, 1_048_576)
-FRESH: Final = (*_sizes(16, CHUNK_TOKENS), 16_384, 32_768, 65_536, 262_144, 1_048_576)
+BATCHES: Final = (*_doubled(1, 64), 96, *_doubled(128, 4096))
+CONTEXTS: Final = (128, 1024, 8192, 65_536, 1_048_576)
+FRESH: Final = (*_doubled(16, 4096), 6144, CHUNK_TOKENS, 16_384, 32_768, 131_072, 1_048_576)
 CACHED: Final = (0, 32_768)
-BESIDE_FRESH: Final = (
-    64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384, 65_536, 1_048_576,
-)  # fmt: skip
-BESIDE_BATCHES: Final = (1, 16, 128, 2048)
+BESIDE_FRESH: Final = (128, 256, 512, 1024, 2048, 4096, CHUNK_TOKENS, 16_384, 131_072, 1_048_576)
+BESIDE_BATCHES: Final = (1, 32, 1024)
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,12 @@ out. A server's own rows then move the correction (see `correction`). Widths are
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from trimtab.core.layout import EstimateSource
 from trimtab.planning.correction import Phase, Prior
 from trimtab.planning.intervals import Widths
 
@@ -99,4 +101,16 @@ ROOFLINE_PRIORS: Final = {
     phase: _off_as_far(PRIORS[phase], bias, reach, WIDTHS.overall[phase][0][1])
     for phase, (bias, reach) in _OFF_BY_ROOFLINE.items()
 }
-ROOFLINE_WIDTHS: Final = Widths(overall=WIDTHS.overall)
+EXTENDED_PRIORS: Final = {
+    phase: _off_as_far(PRIORS[phase], PRIORS[phase].bias, reach, WIDTHS.overall[phase][0][1])
+    for phase, (_, reach) in _OFF_BY_ROOFLINE.items()
+}
+"""No public row measures what a formula adds to tables: taken to be as unsure as the roofline, without its bias."""
+
+ROUGH_WIDTHS: Final = Widths(overall=WIDTHS.overall)
+ERRORS: Final[Mapping[EstimateSource, tuple[Mapping[Phase, Prior], Widths]]] = {
+    EstimateSource.KERNEL_TABLES: (PRIORS, WIDTHS),
+    EstimateSource.EXTENDED_TABLES: (EXTENDED_PRIORS, ROUGH_WIDTHS),
+    EstimateSource.ROOFLINE: (ROOFLINE_PRIORS, ROUGH_WIDTHS),
+}
+"""By what an estimate rests on."""

@@ -75,7 +75,9 @@ class MixtureTimes:
         self._exchange = exchange
         self._skew = skew
         self._bounds = tuple(each for each in (even if skew else near,) if each is not None)
-        self.source: EstimateSource = own.whole.source
+        tables = own.whole.source is EstimateSource.KERNEL_TABLES
+        by_formula = exchange is not None or near is not None
+        self.source = EstimateSource.EXTENDED_TABLES if tables and by_formula else own.whole.source
         self.extended: bool = own.whole.extended
         told = [exchange.words] if exchange else []
         if skew:

@@ -1,6 +1,7 @@
 """What readings beside the times say of a run: ranks that wait for each other, and KV that was moved.
 
-    unequal ranks     the busiest over the least busy at least 1.25: the others wait for it at every collective
+    unequal ranks     the busiest at least 1.25 times as busy as the least, and a tenth of the time more: the others
+                      wait for it at every collective
     power under cap   devices that say they are busy and draw less than 0.8 of their limit: they wait more than compute
     KV moved          what the engine's transfer counters (NIXL) grew by: part of the time to the first token
 
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 
 UNEQUAL_RATIO: Final = 1.25
+UNEQUAL_SHARE: Final = 0.1
 POWER_LOW_SHARE: Final = 0.8
 BUSY_SHARE: Final = 0.5
 
@@ -80,7 +82,7 @@ def _busy(ranks: Ranks) -> Iterator[str]:
         return
     most, least = max(shares), min(shares)
     told = f"ranks were busy {least:.0%} to {most:.0%} of the time ({ranks.source})"
-    if most >= UNEQUAL_RATIO * max(least, 1e-9):
+    if most >= UNEQUAL_RATIO * least and most - least >= UNEQUAL_SHARE - 1e-9:
         yield f"{told}: unequal, the others wait for the busiest"
     else:
         yield f"{told}: equal"

@@ -15,7 +15,7 @@ import msgspec
 from trimtab.planning.grid_times import Grid
 from trimtab.planning.kernel_port import NoTimes
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

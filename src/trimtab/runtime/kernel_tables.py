@@ -151,10 +151,13 @@ class PackageTables:
         digest = config_digest(serving.model)
         name = f"{_version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
         kept = self._cache.get(name)
-        if kept is None:
+        found = None if kept is None else _times_of(kept)
+        if found is None:
             kept = self._find(serving, layout, parts)
             self._cache.put(name, kept)
-        return kept if isinstance(kept, NoTimes) else _times_of(kept)
+            found = _times_of(kept)
+        assert found is not None
+        return found
 
     def _find(self, serving: Serving, layout: Layout, parts: bool) -> Kept | NoTimes:
         engine = ENGINES.get(serving.engine)
@@ -296,11 +299,15 @@ def _kept_of(handle: _Handle, notes: tuple[str, ...]) -> Kept:
     )
 
 
-def _times_of(kept: Kept) -> tuple[GridTimes, ...]:
-    return tuple(
-        GridTimes(grid, EstimateSource.KERNEL_TABLES, kept.notes, extended=kept.extended)
-        for grid in kept.grids
-    )
+def _times_of(kept: Kept | NoTimes) -> tuple[GridTimes, ...] | NoTimes | None:
+    """Return kept times as times; None where they are of another grid."""
+    if isinstance(kept, NoTimes):
+        return kept
+    source, notes, extended = EstimateSource.KERNEL_TABLES, kept.notes, kept.extended
+    try:
+        return tuple(GridTimes(grid, source, notes, extended=extended) for grid in kept.grids)
+    except ValueError:
+        return None
 
 
 def _config(

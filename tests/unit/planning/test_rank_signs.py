@@ -23,9 +23,17 @@ def test_public_pair_without_peer_access_shows_unequal_ranks_under_their_power_l
 
 
 @pytest.mark.parametrize(
-    ("busy", "word"), [((0.9, 0.88), "equal"), ((0.5, 0.4), "unequal"), ((0.5, 0.41), "equal")]
+    ("busy", "word"),
+    [
+        ((0.9, 0.88), "equal"),
+        ((0.5, 0.4), "unequal"),
+        ((0.5, 0.41), "equal"),
+        ((0.1, 0.05), "equal"),
+    ],
 )
-def test_ranks_are_unequal_from_a_quarter_more_on(busy: tuple[float, ...], word: str) -> None:
+def test_ranks_are_unequal_from_a_quarter_and_a_tenth_of_the_time_more_on(
+    busy: tuple[float, ...], word: str
+) -> None:
     """Below that it is noise of the exporter."""
     (told,) = said(Ranks(source="exporter", busy_shares=busy))
     assert told.partition("): ")[2].partition(",")[0] == word

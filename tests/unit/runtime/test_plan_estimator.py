@@ -8,7 +8,7 @@ from trimtab.core.layout import Cluster, Demand, EstimateSource, Layout, Link, P
 from trimtab.core.links import find_link
 from trimtab.core.served import EngineKind
 from trimtab.engines.model_names import find_model_shape
-from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
+from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.plan_estimator import TableEstimator, build_estimator
 
 DEMAND = Demand(input_tokens=1024, output_tokens=256, concurrency=8)
@@ -24,6 +24,9 @@ class Shelf:
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         self.asked.append((serving, layout))
         return self.held.get(serving.engine) or NoTimes(because="it is not held")
+
+    def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:
+        raise AssertionError(f"{layout.label} of a dense model has no experts to tell apart")
 
 
 def estimator(
