@@ -30,15 +30,50 @@ SETTINGS: dict[str, dict[str, str]] = {
         "total_s": "Time for all stages in seconds (`--minutes`).",
         "levers_max": "Most levers that are tried.",
     },
-    "Scenario": {"faults": "What happens when; `[[faults]]`."},
+    "Scenario": {
+        "faults": "What happens when; `[[faults]]`.",
+        "roles": "Replicas that prefill for others, below; null: all serve whole requests.",
+        "speculation": "Drafts of every replica, below; null: none.",
+        "rollout": "A lever that is proven meanwhile, below; null: none.",
+    },
     "FleetSection": {
+        "drain_s": "Seconds after which a draining replica stops, whatever it has; null: it finishes all.",
         "timeout_s": "Seconds after which a client without a first token leaves; null: never.",
         "in_flight_max": "Requests on a replica from which on it takes no more, so that one is shed; null: no limit.",
     },
     "WorkloadSection": {
         "trace": "Path of a trace, relative to the scenario; or `synthetic`, or `--trace`.",
         "synthetic": "Made-up sessions, below; or a trace.",
+        "turns_wait": "A session's next request waits until its last answer has come, as live users do.",
         "per_replica": "`copies`, or rate and groups of `synthetic`, are for each replica.",
+    },
+    "CostSection": {
+        "regimes": "Regimes in which the figures were measured (light, batched, queued); null: not said.",
+    },
+    "ReplicaSection": {
+        "host": "Cores that replicas with slots share, below; null: each has its own.",
+    },
+    "FaultSection": {
+        "for_s": "Seconds after which slow and slow_link end; null: never.",
+        "start_s": "Seconds until an added replica serves (late scaling); null: the fleet's.",
+    },
+    "RolesSection": {
+        "transfer_timeout_s": "Seconds after which a transfer is given up and the prompt computed anew; null: never.",
+        "prefill_budget_tokens": "Tokens of a step of a prefill replica; null: as the others.",
+        "keeps_cache": "The cache outlives a change of role.",
+        "control": "Roles follow the traffic, below; null: they stay.",
+    },
+    "SpeculationSection": {
+        "depth": "Draft tokens of a step; null: the depth policy chooses by batch and acceptance.",
+    },
+    "RolloutSection": {
+        "policy": "Routing policy of the candidate arm, compared by switchback; or a candidate.",
+        "candidate": "Replicas of another revision, below, compared side by side; or a policy.",
+        "record": "A lever record as JSON whose gates, ramp and triggers are taken, relative to the scenario.",
+    },
+    "CandidateSection": {
+        "budget_tokens": "Tokens of a step; null: as the others.",
+        "speculation": "Drafts as in [speculation]; null: as the others.",
     },
     "ObjectiveSection": {
         "ttft_ms": "Most milliseconds to the first token; null: any.",

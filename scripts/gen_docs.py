@@ -31,7 +31,7 @@ from trimtab.rollout.machine import render_transitions
 from trimtab.runtime import result
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.tune_plan import TunePlan
-from trimtab.sim import scenario as scenarios
+from trimtab.sim import sections as scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -207,11 +207,19 @@ SCENARIO_SECTIONS: tuple[tuple[str, type], ...] = (
     ("At the top", scenarios.Scenario),
     ("`[replica]`", scenarios.ReplicaSection),
     ("`[replica.cost]`", scenarios.CostSection),
+    ("`[replica.host]`", scenarios.HostSection),
     ("`[fleet]`", scenarios.FleetSection),
     ("`[routing]`", scenarios.RoutingSection),
     ("`[objective]`", scenarios.ObjectiveSection),
     ("`[workload]`", scenarios.WorkloadSection),
     ("`[workload.synthetic]`", scenarios.SyntheticSection),
+    ("`[roles]`", scenarios.RolesSection),
+    ("`[roles.control]`", scenarios.RoleControlSection),
+    ("`[local_prefill]`", scenarios.LocalPrefillSection),
+    ("`[speculation]`", scenarios.SpeculationSection),
+    ("`[[speculation.acceptance]]`", scenarios.AcceptanceSection),
+    ("`[rollout]`", scenarios.RolloutSection),
+    ("`[rollout.candidate]`", scenarios.CandidateSection),
     ("`[[faults]]`", scenarios.FaultSection),
 )
 REQUEST_STRUCTS = (

@@ -46,8 +46,7 @@ def test_measurement_becomes_a_model_with_its_error(measured: Path) -> None:
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
         for statistic in ("mean", "p50", "p95"):
             assert any(metric in row and statistic in row for row in told.stdout.splitlines())
-    assert "never measured in the fitted part: " in text
-    assert "queued" in text.partition("never measured")[2]
+    assert "queued" in text.partition("not measured (fewer than 10 fitted requests): ")[2]
 
 
 def test_json_has_the_same_with_every_figure(measured: Path) -> None:
@@ -73,6 +72,7 @@ def test_model_that_was_written_can_be_simulated(measured: Path, tmp_path: Path)
     scenario = parse_scenario(text, source="x.toml")
     assert scenario.replica.kv_tokens == LIMITS.kv_tokens
     assert scenario.replica.cost.source == f"fitted to 20 requests of {measured}"
+    assert scenario.replica.cost.regimes == ("light",)
     (tmp_path / "x.toml").write_text(text)
     simulated = CliRunner().invoke(main, ["simulate", str(tmp_path / "x.toml")])
     assert simulated.exit_code == 0, simulated.output

@@ -1,15 +1,20 @@
 """`trimtab simulate`: what it prints and writes, and how wrong inputs end."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from trimtab.core.events import Envelope
+from trimtab.core.state import rebuild
 from trimtab.interfaces.cli import main
 from trimtab.sim.compare import Comparison
+from trimtab.sim.lever_records import record_of
 from trimtab.sim.public_policies import PUBLIC
+from trimtab.sim.sections import RolloutSection
 
 SCENARIO = """name = "two of them"
 warm_s = 2
@@ -251,3 +256,121 @@ def test_example_policies_can_be_simulated(folder: Path, name: str) -> None:
     """Each goes over a scenario's routing."""
     found = read(run(folder / "made.toml", "--policy", EXAMPLES / "policies" / name, "--json"))
     assert found.policies == (Path(name).stem,)
+
+
+ROLES = SCENARIO.replace("replicas = 2", "replicas = 3").replace(
+    "[objective]\nttft_ms = 300",
+    """[objective]
+ttft_ms = 300
+tpot_ms = 30
+[roles]
+prefill = 1
+kv_bytes_per_token = 1000
+link_bytes_per_s = 1e9
+[roles.control]
+[local_prefill]
+mode = "remote"
+[speculation]
+depth = 2
+[[speculation.acceptance]]
+by_position = [0.6, 0.3]""",
+)
+ROLLOUT = (
+    SCENARIO.replace("duration_s = 12", "duration_s = 60")
+    + """[rollout]
+policy = "round_robin"
+start_s = 5
+peak_cycle_s = 20
+block_s = 4
+edge_s = 0.5
+look_s = 10
+"""
+)
+
+
+def test_roles_hand_overs_and_drafts_are_shown_compared_and_written(folder: Path) -> None:
+    """Table, page and JSON; policy files of other sections stand in for the scenario's."""
+    (folder / "roles.toml").write_text(ROLES)
+    (folder / "local.toml").write_text('[local_prefill]\nmode = "local"\n')
+    (folder / "plain.toml").write_text(
+        "[speculation]\ndepth = 0\n[[speculation.acceptance]]\nby_position = [0.0]\n"
+    )
+    files = [folder / f"{name}.toml" for name in ("local", "plain")]
+    compared = [word for path in files for word in ("--compare", path)]
+    told = run(folder / "roles.toml", *compared, "--seeds", 2, "--report", folder / "out")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "Hand-overs",
+        "transfer p95",
+        "Roles",
+        "role changes",
+        "Speculation",
+        "drafts pay",
+    ):
+        assert words in told.stdout
+    found = msgspec.json.decode((folder / "out" / "result.json").read_bytes(), type=Comparison)
+    base, local, plain = (
+        next(one for one in found.runs if one.policy == name)
+        for name in ("prefix_affine", "local", "plain")
+    )
+    assert base.transfers is not None
+    assert local.transfers is not None
+    assert plain.speculation is not None
+    assert base.transfers.moved > 0
+    assert (local.transfers.moved, plain.speculation.drafted) == (0, 0.0)
+    assert base.roles is not None
+    assert set(base.roles.prefill) == {1}
+    page = (folder / "out" / "index.html").read_text()
+    for words in ("Roles over time", "Hand-overs", "Speculation", "decisions"):
+        assert words in page
+
+
+def test_rollout_is_shown_with_its_verdicts_and_leaves_a_ledger(folder: Path) -> None:
+    """What is not asked in a simulation is said; the events are one file for each run."""
+    (folder / "rollout.toml").write_text(ROLLOUT)
+    told = run(folder / "rollout.toml", "--report", folder / "out")
+    assert told.exit_code == 0, told.output
+    words = " ".join(told.stdout.split())
+    for said in (
+        "Rollout of simulated_lever",
+        "canary",
+        "not asked in a simulation: memory, outputs",
+    ):
+        assert said in words
+    assert "Rollout of simulated_lever" in (folder / "out" / "index.html").read_text()
+    lines = (folder / "out" / "rollout-prefix_affine-1.jsonl").read_bytes().splitlines()
+    state = rebuild(msgspec.json.decode(line, type=Envelope) for line in lines)
+    ended = read(run(folder / "rollout.toml", "--json")).runs[0].rollout
+    assert ended is not None
+    assert state.levers["simulated_lever"].state is ended.state
+    assert len(lines) == ended.events
+
+
+def test_lever_record_of_a_file_is_what_is_proven(folder: Path) -> None:
+    """Its name and ramp; one that leaves something unsaid ends the command with its path."""
+    lever = record_of(
+        RolloutSection(policy="round_robin", lever="from_a_file", block_s=5, edge_s=1)
+    )
+    (folder / "lever.json").write_bytes(msgspec.json.encode(lever))
+    text = ROLLOUT + 'record = "lever.json"\n'
+    (folder / "proven.toml").write_text(text)
+    found = read(run(folder / "proven.toml", "--json")).runs[0].rollout
+    assert found is not None
+    assert found.lever == "from_a_file"
+    (folder / "lever.json").write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(lever, premise=""))
+    )
+    ended = run(folder / "proven.toml")
+    assert ended.exit_code == 1
+    assert "$.premise is empty" in " ".join(ended.output.split())
+
+
+@pytest.mark.parametrize("name", ["roles", "speculation", "rollout"])
+def test_example_can_be_simulated(folder: Path, name: str) -> None:
+    """Each of the examples, cut short."""
+    text = (EXAMPLES / f"{name}.toml").read_text()
+    short = re.sub(r"(?m)^duration_s = .*$", "duration_s = 40", text)
+    short = re.sub(r"(?m)^warm_s = .*$", "warm_s = 10", short)
+    short = short.replace("[rollout]", "[rollout]\nstart_s = 5")
+    (folder / "short.toml").write_text(short)
+    assert read(run(folder / "short.toml", "--json")).runs[0].summary.finished > 0

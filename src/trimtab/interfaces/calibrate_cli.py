@@ -17,7 +17,7 @@ from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.sim.fit import TRIES_MAX, Fitted, Limits, fit
 from trimtab.sim.jobs import HostSpec
-from trimtab.sim.measured import Regime, regimes_of
+from trimtab.sim.measured import REGIME_SAMPLES_MIN, Regime, regimes_of
 from trimtab.workloads.base import WorkloadError
 
 _HOST: Final = ("cores", "threads", "replicas")
@@ -224,9 +224,11 @@ def _show(found: Calibration, console: Console) -> None:
     if fitted.errors:
         console.print(table)
     console.print(f"throughput of the whole measurement: {fitted.throughput_error:+.1%}")
-    unseen = [name for name, (fit_count, _) in found.regimes.items() if not fit_count]
+    unseen = [name for name, (count, _) in found.regimes.items() if count < REGIME_SAMPLES_MIN]
     if unseen:
-        console.print(f"never measured in the fitted part: {', '.join(unseen)}")
+        console.print(
+            f"not measured (fewer than {REGIME_SAMPLES_MIN} fitted requests): {', '.join(unseen)}"
+        )
 
 
 def _toml(found: Calibration) -> str:
@@ -249,4 +251,6 @@ def _toml(found: Calibration) -> str:
     for name in cost.__struct_fields__:
         value = getattr(cost, name)
         lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+    seen = [name for name, (count, _) in found.regimes.items() if count >= REGIME_SAMPLES_MIN]
+    lines.append(f"regimes = {msgspec.json.encode(seen).decode()}")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,8 @@ from trimtab.core.narrate_words import UNKNOWN
 from trimtab.interfaces.simulate_words import Read, cell, total
 from trimtab.sim.compare import Comparison
 from trimtab.sim.figures import BreakEven, RoleFigures, SpeculationFigures, TransferFigures
+from trimtab.sim.measured import Regime
+from trimtab.sim.regimes import extrapolated
 from trimtab.sim.rollout import RolloutCourse
 from trimtab.sim.run import SimResult
 
@@ -64,6 +66,13 @@ _ROLES: tuple[Row, ...] = (
     ("role changes", "{:,.0f}", _of_roles(lambda one: float(len(one.changes)))),
     ("changes a replica and hour", "{:.2f}", _of_roles(lambda one: one.changes_per_replica_hour)),
 )
+
+
+def _share(regime: Regime) -> Read:
+    return lambda run: sum(one.share for one in run.regimes if one.regime is regime)
+
+
+_REGIMES: tuple[Row, ...] = tuple((one.value, "{:.1%}", _share(one)) for one in Regime)
 _SPECULATION: tuple[Row, ...] = (
     ("accepted of drafted", "{:.1%}", _of_speculation(lambda one: one.acceptance)),
     ("coverage", "{:.1%}", _of_speculation(lambda one: one.coverage)),
@@ -78,6 +87,7 @@ def parts_of(found: Comparison) -> tuple[Part, ...]:
         _compared(found, "transfers", "Hand-overs", _TRANSFERS, _reasons(found)),
         _compared(found, "roles", "Roles", _ROLES, _moves(found)),
         _compared(found, "speculation", "Speculation", _SPECULATION, _break_evens(found)),
+        _compared(found, "regimes", "Regimes of the engine model", _REGIMES, _beyond(found)),
     ]
     first = [run for run in found.runs if run.seed == found.seeds[0]]
     parts += [_rollout(found, run, run.rollout) for run in first if run.rollout is not None]
@@ -126,6 +136,16 @@ def _moves(found: Comparison) -> str:
             said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
             told.append(f"{policy}: {said}")
     return ". ".join(told)
+
+
+def _beyond(found: Comparison) -> str:
+    """Return what was simulated and never measured, of each policy; said once where it is the same of all."""
+    told = {
+        run.policy: said for run in found.runs if (said := extrapolated(run.regimes)) is not None
+    }
+    if len(set(told.values())) <= 1 and len(told) == len(found.policies):
+        return next(iter(told.values()), "")
+    return "; ".join(f"{policy}: {said}" for policy, said in told.items())
 
 
 def _break_evens(found: Comparison) -> str:

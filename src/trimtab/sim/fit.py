@@ -157,14 +157,16 @@ def guess(measured: Sequence[Measured], limits: Limits, part: Sequence[int]) -> 
     context = float(np.mean([one.input_tokens + one.output_tokens / 2.0 for one in chosen]))
     streams = min(limits.streams_max, limits.kv_tokens / context)
     context_ms = max(1e-9, (slow - fast) / 2.0 / max(1.0, streams * context))
+    # A processor without tensor cores computes as slowly as it reads: each stream costs a good part of a step, and a
+    # prompt's token reads its context as a decoded one does.
+    plain = limits.similarity is not None
     return StepCost(
-        overhead_ms=0.1 * fast,
-        weights_ms=0.8 * fast,
+        overhead_ms=(0.2 if plain else 0.1) * fast,
+        weights_ms=(0.4 if plain else 0.8) * fast,
         token_ms=token_ms,
-        stream_ms=0.002 * fast,
+        stream_ms=(0.2 if plain else 0.002) * fast,
         context_ms=context_ms,
-        # On a processor without tensor cores a prompt's token reads its context as slowly as a decoded one.
-        pair_ms=token_ms * 1e-5 if limits.similarity is None else context_ms,
+        pair_ms=context_ms if plain else token_ms * 1e-5,
         source="a guess",
     )
 

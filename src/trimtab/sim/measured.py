@@ -120,6 +120,11 @@ class Regime(StrEnum):
     QUEUED = "queued"
 
 
+def light_streams(streams_max: int) -> int:
+    """Return up to how many requests in an engine its traffic is light."""
+    return max(1, min(LIGHT_STREAMS, streams_max // 4))
+
+
 def regimes_of(
     measured: Sequence[Measured], *, streams_max: int = 4 * LIGHT_STREAMS
 ) -> list[Regime]:
@@ -127,7 +132,7 @@ def regimes_of(
 
     Where the engine did not say when it scheduled, a request counts as not queued.
     """
-    light = max(1, min(LIGHT_STREAMS, streams_max // 4))
+    light = light_streams(streams_max)
     times = {name: _times(measured, name) for name in {one.replica for one in measured}}
     found = []
     for one in measured:

@@ -35,6 +35,7 @@ from trimtab.sim.fleet import Fleet
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.records import Outcome, Records, Summary, summarise
+from trimtab.sim.regimes import RegimeFigures, regime_figures
 from trimtab.sim.rollout import RolloutCourse, SimRollout
 from trimtab.sim.scenario import ScenarioError
 from trimtab.sim.sections import FaultSection, Scenario
@@ -57,7 +58,8 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price.
 
-    `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section.
+    `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section. `regimes`: under
+    which pressure requests were served, and whether the engine model was measured there.
     """
 
     scenario: str
@@ -75,6 +77,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     roles: RoleFigures | None = None
     speculation: SpeculationFigures | None = None
     rollout: RolloutCourse | None = None
+    regimes: tuple[RegimeFigures, ...] = ()
 
 
 def policies_of(scenario: Scenario) -> dict[str, RoutingPolicy]:
@@ -262,6 +265,13 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         transfers=transfer_figures(fleet),
         roles=role_figures(fleet, watch.roles, hours),
         speculation=speculation_figures(fleet, watch.depths),
+        regimes=regime_figures(
+            records,
+            from_s=scenario.warm_s,
+            to_s=duration_s,
+            streams_max=scenario.replica.streams_max,
+            measured=scenario.replica.cost.regimes,
+        ),
     )
 
 

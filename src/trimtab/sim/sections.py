@@ -27,6 +27,8 @@ class CostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     source: Annotated[str, Meta(min_length=1, description="How these figures came to be.")] = (
         "the scenario file"
     )
+    regimes: tuple[Annotated[str, Meta(pattern="^(light|batched|queued)$")], ...] | None = None
+    """Regimes in which the figures were measured (light, batched, queued); null: not said."""
 
 
 class HostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,9 +24,7 @@ _ALWAYS = {"conditional": None, "local": PrefillPlace.LOCAL, "remote": PrefillPl
 def replica_spec(scenario: Scenario) -> ReplicaSpec:
     """Return what a replica of the scenario can do."""
     section, host = scenario.replica, scenario.replica.host
-    cost = StepCost(
-        **{name: getattr(section.cost, name) for name in section.cost.__struct_fields__}
-    )
+    cost = StepCost(**{name: getattr(section.cost, name) for name in StepCost.__struct_fields__})
     return ReplicaSpec(
         cost=cost,
         kv_tokens=section.kv_tokens,
