@@ -37,7 +37,7 @@ READY_S: Final = 60.0
 SAMPLE_S: Final = 5.0
 AWAY_S: Final = 5.0
 GROWTH_MAX: Final = 0.05
-PROMPT_WORDS: Final = 300
+PROMPT_WORDS: Final = 600
 BREATH_S: Final = 0.2
 
 
