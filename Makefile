@@ -78,6 +78,13 @@ bench: $(VENV)/.dev.stamp ## Run every benchmark under bench/ once.
 	if [ $${#benches[@]} -eq 0 ]; then echo "no bench/bench_*.py here"; exit 1; fi; \
 	for bench in "$${benches[@]}"; do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
+.PHONY: bench-peers
+bench-peers: $(VENV)/.dev.stamp ## Compare with other routers, each in an environment of its own outside the clone (minutes).
+	$(BIN)/python -m bench.peer_envs
+	$(BIN)/python -m bench.proxy --out out/proxy.json --rounds 2
+	$(BIN)/python -m bench.routing --out out/routing.json --replicas 2 --sessions own
+	$(BIN)/python -m bench.routing --out out/routing.json --replicas 2 --sessions shared
+
 .PHONY: clean
 clean: ## Remove .venv, reports and caches.
 	rm -rf $(VENV) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

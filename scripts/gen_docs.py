@@ -29,7 +29,7 @@ from trimtab.interfaces import diagnose_answer
 from trimtab.policies.routing import POLICIES
 from trimtab.rollout.machine import render_transitions
 from trimtab.runtime import result
-from trimtab.runtime.metrics import GatewayMetrics
+from trimtab.runtime.metrics import ENDPOINTS, GatewayMetrics, ReplicaFigures
 from trimtab.runtime.tune_plan import TunePlan
 from trimtab.sim import sections as scenarios
 
@@ -44,8 +44,8 @@ CONFIG_HEAD = """# Configuration
 holds only what differs. An unknown key or a value out of range ends the command with the file and the key's path, for
 example ``trimtab.toml: Expected `int` >= 1 - at `$.fleet.replicas` ``. Options of the command line go over the file.
 
-`trimtab tune` sets three keys itself: `gateway.port` is any free port, `ledger.path` is `REPORT/ledger.sqlite`, and
-`fleet.replicas` is at least 2.
+`trimtab tune` sets four keys itself: `gateway.port` is any free port, `ledger.path` is `REPORT/ledger.sqlite`,
+`fleet.replicas` is at least 2, and `tenants.auth` is off.
 
 """
 
@@ -95,22 +95,27 @@ LEVER_SETS = (
 
 METRICS_HEAD = """# Metrics
 
-The gateway serves these at `/metrics` in the Prometheus text format, from loopback only. They count finished
-requests; what is unknown is not counted. Times are in seconds here, as Prometheus wants them; everywhere else
-latencies are in milliseconds. Labels are closed sets or replica ids, never text of a request.
+The gateway serves these at `/metrics` in the Prometheus text format, to loopback or the admin token. Names and units
+are those of the field: a reader of vLLM's or SGLang's page finds `time_to_first_token_seconds`,
+`e2e_request_latency_seconds`, `prompt_tokens_total` and others here with `trimtab_` before them. They count finished
+requests; what is unknown is not counted, and a gauge of a replica that is unknown or stale has no series. Times are in
+seconds here, as Prometheus wants them; everywhere else latencies are in milliseconds. Labels are closed sets or replica
+ids, never text of a request. A replica that leaves takes its series with it.
+
+`trimtab_replica_*` gauges but `ready` and `requests_in_flight` come from the replica's own metrics, so they hold the
+requests of every gateway in front of it.
 
 """
 
 METRICS_LABELS = """
 | label | values |
 |---|---|
-| `endpoint` | `/v1/chat/completions`, `/v1/completions` |
+| `endpoint` | {endpoints}; `other` for every other path |
 | `status` | HTTP status; `499`: the client left |
 | `error` | {errors} |
 | `replica` | a replica's id; empty where none was reached |
 | `policy` | {policies} |
 | `reason` | {reasons} |
-| `kind` | `prompt`, `cached` (delivered), `output`, `skipped_lost`, `drafted`, `accepted` |
 | `arm` | `baseline`, `candidate` |
 
 A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms also have a `_created` twin.
@@ -262,11 +267,23 @@ def metrics() -> str:
     """Return docs/metrics.md."""
     gateway = GatewayMetrics(lambda: 0.0)
     gateway.observe(*_one_request())
+    known = ReplicaFigures(
+        replica="a",
+        ready=True,
+        in_flight=1,
+        restarts=0,
+        running=1,
+        waiting=1,
+        kv_used_share=0.5,
+        age_s=1.0,
+    )
+    gateway.show_fleet(lambda: (known,))
     rows = tables.metric_rows(gateway.page().decode())
     labels = METRICS_LABELS.format(
         errors=tables.members(ErrorClass),
         reasons=tables.members(RouteReason),
         policies=", ".join(f"`{name}`" for name in POLICIES),
+        endpoints=", ".join(f"`{name}`" for name in sorted(ENDPOINTS)),
     )
     note = NOTE.format(source="src/trimtab/runtime/metrics.py")
     return note + METRICS_HEAD + tables.table(["metric", "what", "type", "labels"], rows) + labels
@@ -284,6 +301,8 @@ def _one_request() -> tuple[record.RequestRecord, RoutingDecision]:
         tpot_ms=1.0,
         e2e_ms=1.0,
         tokens=record.Tokens(prompt=1, delivered=0, held_best=0, output=1),
+        phases=record.Phases(queue_ms=1.0),
+        drafting=record.Drafting(drafted=1, accepted=1),
     )
     decision = RoutingDecision(
         request_id="",

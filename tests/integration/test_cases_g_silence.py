@@ -52,20 +52,17 @@ async def test_connection_that_the_engine_closed_while_idle_is_not_used(idle_s: 
     assert {record.status for record in fleet.records} == {200}
 
 
-async def test_request_is_not_sent_again_once_its_answer_began() -> None:
-    """A status line is content: what breaks behind it is told, not tried a second time."""
-
-    async def breaks(seen: Seen) -> AsyncIterator[bytes]:
-        yield b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
-        await asyncio.sleep(0.05)
-        raise DiesError
-
-    engines = (FakeEngine(script=breaks), FakeEngine(script=breaks))
+@pytest.mark.parametrize("events", [1, 3])
+async def test_request_is_not_sent_again_once_its_answer_reached_the_client(events: int) -> None:
+    """What breaks behind the first event is told to the client, not tried a second time elsewhere."""
+    script = stream_of([SAID] * events, gap_s=0.02, ends=False)
+    engines = (FakeEngine(script=script), FakeEngine(script=script))
     async with Harness(*engines) as fleet:
-        reply = await fleet.post({"stream": False})
+        reply = await fleet.post()
         await fleet.record()
     assert sum(len(engine.requests) for engine in engines) == 1
-    assert reply.status == 502
+    assert reply.body.startswith(SAID * events)
+    assert reply.body.count(b'"error"') == 1
 
 
 @pytest.mark.parametrize(

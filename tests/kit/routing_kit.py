@@ -55,6 +55,7 @@ def request(
     session: str | None = "s",
     allowed: tuple[str, ...] | None = None,
     preferred: tuple[str, ...] = (),
+    hot: int = 0,
 ) -> RouteRequest:
     overwrites = displaced or {}
     return RouteRequest(
@@ -68,4 +69,5 @@ def request(
         ),
         allowed=allowed,
         preferred=preferred,
+        hot_tokens=hot,
     )

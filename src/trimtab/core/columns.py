@@ -16,24 +16,50 @@ Flags = NDArray[np.bool_]
 
 _MULTIPLY_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2: Final = np.uint64(0x94D049BB133111EB)
+_ALL: Final = 0xFFFFFFFFFFFFFFFF
+_FEW: Final = 6
 _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
+_ROWS: Final = 7
+_KV, _REPORTED = 4, 5
+_ROW_NAMES: Final = frozenset(
+    ("running", "waiting", "prefill", "decode", "kv", "reported", "seen_at_s")
+)
+
+
+PLACES_MAX: Final = 1024
+"""Sets of replicas whose places are remembered: who holds a common head is asked again and again."""
+
+_PLACES: Final[dict[int, NDArray[np.intp]]] = {}
+
+
 class FleetColumns:
-    """One value for each replica, in order of id. `kv` is not a number where the share of KV in use is unknown."""
+    """One value for each replica, in order of id. `kv` is not a number where the share of KV in use is unknown.
+
+    `reported`: requests on the replica by its engine's own count, of all gateways, not a number where that is unknown.
+    `running` to `seen_at_s` are rows of one block, so that a copy is one copy.
+    `ready` and `slots` are shared by copies and change by `set_ready` and `set_slots` only, `kv` by `set_kv`, so that
+    what was made of them can be kept (`of_slots`, `of_kv`).
+    """
 
     __slots__ = (
-        "_memo",
+        "_kv_memo",
         "_none",
         "_orders",
+        "_slots_memo",
         "_zeros",
+        "block",
         "decode",
         "ids",
         "kv",
         "places",
         "prefill",
         "ready",
+        "ready_count",
+        "reported",
         "running",
+        "seen_at_s",
         "slots",
         "waiting",
     )
@@ -48,17 +74,22 @@ class FleetColumns:
         # The last other table of places that was asked for, its size then, and the order of ours in it; copies share
         # it. Tables only grow, so the same size is the same table.
         self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp] | None]] = []
-        self._memo: list[tuple[object, Floats]] = []
+        self._slots_memo: dict[str, tuple[object, Floats]] = {}
+        self._kv_memo: list[tuple[object, Flags | None]] = []
         self._zeros = np.zeros(count)
         self._none = np.zeros(count, dtype=np.bool_)
         self._zeros.flags.writeable = self._none.flags.writeable = False
-        self.ready = np.zeros(count, dtype=np.bool_)
+        self.ready = self._none
+        self.ready_count = 0
         self.slots = np.ones(count)
-        self.running = np.zeros(count)
-        self.waiting = np.zeros(count)
-        self.prefill = np.zeros(count)
-        self.decode = np.zeros(count)
-        self.kv = np.full(count, np.nan)
+        block = np.zeros((_ROWS, count))
+        block[_KV] = block[_REPORTED] = np.nan
+        self._cut(block)
+
+    def _cut(self, block: Floats) -> None:
+        self.block = block
+        self.running, self.waiting, self.prefill, self.decode = block[:_KV]
+        self.kv, self.reported, self.seen_at_s = block[_KV:]
 
     @property
     def zeros(self) -> Floats:
@@ -74,27 +105,60 @@ class FleetColumns:
         """Return columns that later changes do not reach."""
         made = object.__new__(FleetColumns)
         made.ids, made.places, made._orders = self.ids, self.places, self._orders
-        made._memo, made._zeros, made._none = self._memo, self._zeros, self._none
-        made.ready, made.slots, made.kv = self.ready.copy(), self.slots.copy(), self.kv.copy()
-        made.running, made.waiting = self.running.copy(), self.waiting.copy()
-        made.prefill, made.decode = self.prefill.copy(), self.decode.copy()
+        made._slots_memo, made._kv_memo = self._slots_memo, self._kv_memo
+        made._zeros, made._none = self._zeros, self._none
+        made.ready, made.ready_count, made.slots = self.ready, self.ready_count, self.slots
+        made.block = self.block.copy()
         return made
+
+    def __getattr__(self, name: str) -> Floats:
+        """Cut the rows of a copy at their first use: most copies are never looked at."""
+        if name not in _ROW_NAMES:
+            raise AttributeError(name)
+        self._cut(self.block)
+        row: Floats = object.__getattribute__(self, name)
+        return row
+
+    def set_ready(self, at: int, ready: bool) -> None:
+        """Say whether one replica takes requests."""
+        if bool(self.ready[at]) is not ready:
+            self.ready = self.ready.copy()
+            self.ready[at] = ready
+            self.ready_count += 1 if ready else -1
+            self._kv_memo = []
+
+    def set_slots(self, at: int, slots: int) -> None:
+        """Change the slots of one replica."""
+        if self.slots[at] != slots:
+            self.slots = self.slots.copy()
+            self.slots[at] = slots
+            self._slots_memo = {}
+
+    def set_kv(self, at: int | None, shares: float | Floats) -> None:
+        """Change the share of KV in use of one replica, or of all for None."""
+        self.block[_KV, slice(None) if at is None else at] = shares
+        self._kv_memo = []
+
+    def of_slots(self, what: str, key: object, made: Callable[[Floats], Floats]) -> Floats:
+        """Return what `made` makes of the slots, which must not change.
+
+        The last answer to `what` is kept for the very same key.
+        """
+        found = self._slots_memo.get(what)
+        if found is None or found[0] is not key:
+            found = self._slots_memo[what] = (key, made(self.slots))
+        return found[1]
+
+    def of_kv(self, key: object, made: Callable[[Floats, Flags], Flags | None]) -> Flags | None:
+        """Return what `made` makes of the shares of KV and of who is ready, kept like `of_slots`."""
+        memo = self._kv_memo
+        if not memo or memo[0][0] is not key:
+            memo[:] = [(key, made(self.kv, self.ready))]
+        return memo[0][1]
 
     def place(self, replica: str) -> int | None:
         """Return where a replica stands, None if it is not there."""
         return self.places[0].get(replica)
-
-    def set_slots(self, at: int, slots: int) -> None:
-        """Change the slots of one replica."""
-        self.slots[at] = slots
-        self._memo = []
-
-    def of_slots(self, key: object, made: Callable[[Floats], Floats]) -> Floats:
-        """Return what `made` makes of the slots; the last answer is kept for the very same key, and must not change."""
-        memo = self._memo
-        if not memo or memo[0][0] is not key:
-            memo[:] = [(key, made(self.slots))]
-        return memo[0][1]
 
     def order_of(self, places: Mapping[str, int]) -> NDArray[np.intp] | None:
         """Return where each replica stands in another table of places, -1 where it is not in it.
@@ -124,20 +188,31 @@ class FleetColumns:
     ) -> NDArray[np.uint64]:
         """Return a number for each replica (of those at the places `among`) that a session orders them by.
 
+        `key_hash`: 64 bits of the session.
+
         Rendezvous hashing: the finalizer of splitmix64 (Steele, Lea, Flood, 2014) over both hashes. It does not depend
         on which other replicas there are.
         """
         hashes = self.places[1] if among is None else self.places[1][among]
-        mixed = hashes ^ np.uint64(key_hash & 0xFFFFFFFFFFFFFFFF)
+        if hashes.size <= _FEW:
+            # The same in plain numbers, which is quicker for so few.
+            return np.array([_mixed(each ^ key_hash) for each in hashes.tolist()], dtype=np.uint64)
+        mixed = hashes ^ np.uint64(key_hash)
         mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _MULTIPLY_1
         mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _MULTIPLY_2
         return mixed ^ (mixed >> _SHIFTS[2])
 
 
+def _mixed(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
+    return value ^ (value >> 31)
+
+
 class HeldColumns:
     """How many tokens of a prompt each replica is believed to hold and would overwrite; those left out hold none."""
 
-    __slots__ = ("_places", "best", "displaced", "displaces", "tokens")
+    __slots__ = ("_places", "best", "displaced", "displaces", "shortest", "tokens")
 
     def __init__(
         self,
@@ -147,11 +222,16 @@ class HeldColumns:
         *,
         best: int | None = None,
         displaces: bool | None = None,
+        shortest: int = 0,
     ) -> None:
-        """Take where each replica stands in the arrays; `best` (most held) and `displaces` (any is) where known."""
+        """Take where each replica stands in the arrays, and where known: `best` (most held), `displaces` (any is).
+
+        `shortest`: who holds anything holds at least so many tokens.
+        """
         self._places = places
         self.tokens = tokens
         self.displaced = displaced
+        self.shortest = shortest
         if best is None:
             best = int(tokens.max()) if tokens.size else 0
         self.best = best
@@ -187,7 +267,16 @@ class HeldColumns:
 
 
 def places_of(bits: int) -> NDArray[np.intp]:
-    """Return the places of the bits that are set in an integer, the lowest first."""
+    """Return the places of the bits that are set in an integer, the lowest first. They must not change."""
+    found = _PLACES.get(bits)
+    if found is None:
+        if len(_PLACES) >= PLACES_MAX:
+            _PLACES.clear()
+        found = _PLACES[bits] = _places_of(bits)
+    return found
+
+
+def _places_of(bits: int) -> NDArray[np.intp]:
     if bits & (bits - 1) == 0:
         return np.array([bits.bit_length() - 1] if bits else [], dtype=np.intp)
     octets = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)

@@ -1,6 +1,6 @@
 """Routing decisions as values: what was seen, every candidate with its terms, what was chosen and why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import xxhash
+from msgspec import structs
 
 from trimtab.core.columns import FleetColumns, HeldColumns
 from trimtab.core.types import Arm, Constraint, ReplicaState, Role
@@ -68,9 +69,6 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def replica(self, replica_id: str) -> ReplicaView | None:
         """Return one replica by id, None if it is not there."""
-        at = self.columns.place(replica_id)
-        if at is not None and at < len(self.replicas) and self.replicas[at].id == replica_id:
-            return self.replicas[at]
         return next((replica for replica in self.replicas if replica.id == replica_id), None)
 
 
@@ -84,19 +82,63 @@ def columns_for(ids: tuple[str, ...]) -> FleetColumns:
 def set_column(columns: FleetColumns, at: int, replica: ReplicaView) -> None:
     """Write one replica into columns."""
     share = replica.kv_used_share
-    columns.ready[at] = replica.takes_requests
-    columns.slots[at] = replica.slots
+    columns.set_ready(at, replica.takes_requests)
+    columns.set_slots(at, replica.slots)
     columns.running[at] = replica.running
     columns.waiting[at] = replica.waiting
     columns.prefill[at] = replica.prefill_tokens_outstanding
     columns.decode[at] = replica.decode_tokens_outstanding
-    columns.kv[at] = np.nan if share is None else share
+    columns.set_kv(at, np.nan if share is None else share)
+    columns.seen_at_s[at] = replica.seen_at_s
 
 
-def with_columns(view: FleetView, columns: FleetColumns) -> FleetView:
-    """Hand a view the columns that say what it says; they must not change any more."""
+def glance(
+    at_s: float, sequence: int, columns: FleetColumns, told: Sequence[ReplicaView]
+) -> FleetView:
+    """Return a view without replicas: columns alone, which must not change any more, and what the fleet `told` of them.
+
+    For decisions; `listed` gives it its replicas when somebody wants to keep it.
+    """
+    view = FleetView(at_s=at_s, replicas=(), sequence=sequence)
     view.__dict__["_columns"] = columns
+    view.__dict__["_told"] = told
     return view
+
+
+def listed(view: FleetView, only: Collection[str] | None = None) -> FleetView:
+    """Return a view with its replicas, or with those named alone; a view that has them already stays whole."""
+    told, columns = view.__dict__.get("_told"), view.columns
+    if told is None:
+        kept = view.replicas if only is None else [one for one in view.replicas if one.id in only]
+        return view if only is None else structs.replace(view, replicas=tuple(kept))
+    replicas = tuple(
+        with_work(one, columns, at) for at, one in enumerate(told) if only is None or one.id in only
+    )
+    made = FleetView(at_s=view.at_s, replicas=replicas, sequence=view.sequence)
+    if only is None:
+        made.__dict__["_columns"] = columns
+    return made
+
+
+def with_work(told: ReplicaView, columns: FleetColumns, at: int) -> ReplicaView:
+    """Return what the fleet told of a replica together with its load, which stands at place `at` of columns."""
+    running, waiting, prefill, decode, share, _, seen_at_s = columns.block[:, at].tolist()
+    return ReplicaView(
+        id=told.id,
+        url=told.url,
+        role=told.role,
+        revision=told.revision,
+        state=told.state,
+        slots=told.slots,
+        running=int(running),
+        waiting=int(waiting),
+        prefill_tokens_outstanding=int(prefill),
+        decode_tokens_outstanding=int(decode),
+        kv_used_share=None if share != share else share,
+        speculating=told.speculating,
+        started_at_s=told.started_at_s,
+        seen_at_s=seen_at_s,
+    )
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +164,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `held`: what replicas hold of it, those that hold nothing may be left out. Of a large fleet it is empty and the
     prefix index's columns stand for it (`with_holdings`): such a request cannot be decided again from the ledger.
+    `hot_tokens`: how much of its beginning so many requests in flight share that a second replica should hold it; 0 for
+    none. `key_mismatch`: router and engine disagree about its class of prefix keys, so nothing counts as held.
     """
 
     request_id: str
@@ -137,6 +181,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     preferred: tuple[str, ...] = ()
     arm: Arm = Arm.BASELINE
     lever: str | None = None
+    hot_tokens: int = 0
+    key_mismatch: bool = False
 
     @property
     def holdings(self) -> HeldColumns:
@@ -175,6 +221,10 @@ class RouteReason(StrEnum):
     PREFIX_OVER_BOUND_NEXT_BEST = "prefix_over_bound_next_best"
     SHORTER_TIME_BEATS_PREFIX = "shorter_time_beats_prefix"
     LEAST_LOADED_NO_PREFIX = "least_loaded_no_prefix"
+    HOT_PREFIX_REPLICATED = "hot_prefix_replicated"
+    ROUTER_KEY_MISMATCH = "router_key_mismatch"
+    HOME_WITHIN_BOUND = "home_within_bound"
+    HOME_OVER_BOUND_NEXT = "home_over_bound_next"
     LEAST_LOADED = "least_loaded"
     NONE_READY = "none_ready"
     OTHER_POLICY = "other_policy"

@@ -56,13 +56,6 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class StreamTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of each of many events in order, None for each that is garbage; the last finish reason among them."""
-
-    texts: Sequence[str | None]
-    finish_reason: str | None = None
-
-
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a request body says, parsed once at the edge. `segments`: (kind, text) in prompt order."""
 
@@ -105,10 +98,6 @@ class EngineFormat(Protocol):
 
     def read_stream_event(self, data: bytes) -> StreamEvent:
         """Read the data of one server-sent event; raises `EngineFormatError` on garbage."""
-        ...
-
-    def read_stream_batch(self, events: Sequence[bytes]) -> StreamTexts:
-        """Read many events that carry output alone: no usage, no error, no end mark."""
         ...
 
     def read_response(self, body: bytes) -> StreamEvent:

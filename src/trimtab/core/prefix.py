@@ -55,9 +55,15 @@ class BlockHasher:
         # A seeded xxh3 is fast but does not hide its seed: these hashes stay in memory.
         self._seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
 
-    def blocks(self, prompt: bytes) -> Blocks:
-        """Return the hashes of the full blocks; a prefix of a prompt gives a prefix of its hashes."""
+    def blocks(self, prompt: bytes, space: bytes = b"") -> Blocks:
+        """Return the hashes of the full blocks; a prefix of a prompt gives a prefix of its hashes.
+
+        `space`: all else that must be equal for prompts to share cache (`PrefixScope.space`); prompts of different
+        spaces have no hash in common.
+        """
         size, seed = self._block_bytes, self._seed
+        if space:
+            seed = xxhash.xxh3_64_intdigest(hashlib.blake2b(space, digest_size=16).digest(), seed)
         found: list[int] = []
         for start in range(0, len(prompt) - size + 1, size):
             seed = xxhash.xxh3_64_intdigest(prompt[start : start + size], seed)
@@ -144,10 +150,11 @@ class PrefixIndex:
             reuse, over = cache.preview(blocks)
             tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
             displaced[number] = self._scaled(over, prompt_tokens, prompt_bytes)
-        best = 0
+        best = shortest = 0
         for replicas, depth in self._paged.lengths(blocks):
             # Replicas come in order of length, so the last are the best.
             best = self._tokens(depth, prompt_tokens, prompt_bytes)
+            shortest = shortest or best
             if replicas & (replicas - 1):
                 tokens[places_of(replicas)] = best
             else:
@@ -156,7 +163,9 @@ class PrefixIndex:
             tokens[number] = 0.0
         if self._slots or self._distrusted:
             return HeldColumns(self._numbers, tokens, displaced)
-        return HeldColumns(self._numbers, tokens, displaced, best=best, displaces=False)
+        return HeldColumns(
+            self._numbers, tokens, displaced, best=best, displaces=False, shortest=shortest
+        )
 
     def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
         """Return the same for each replica of which anything is known, in order of id."""
@@ -240,6 +249,10 @@ class PrefixIndex:
             evictions=self._evictions,
             last_record_at_s=self._last_record_at_s,
         )
+
+    def tokens_of(self, blocks: int, prompt_tokens: int, prompt_bytes: int) -> int:
+        """Return how many tokens the first blocks of a prompt have."""
+        return self._scaled(blocks, prompt_tokens, prompt_bytes)
 
     def _tokens(self, blocks: int, prompt_tokens: int, prompt_bytes: int) -> int:
         # An engine computes at least the last token of a prompt anew.

@@ -28,7 +28,7 @@ nothing, so None means "none were drafted" only to a caller who knows that the r
 at the first output token: it covers one token less than `output_tokens`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import assert_never
 
 import msgspec
@@ -40,7 +40,6 @@ from trimtab.core.ports import (
     Placement,
     RequestFacts,
     StreamEvent,
-    StreamTexts,
 )
 from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
@@ -128,10 +127,6 @@ class LlamaCppFormat:
     def read_stream_event(self, data: bytes) -> StreamEvent:
         """See `EngineFormat`."""
         return StreamEvent(done=True) if data == openai.DONE else self.read_response(data)
-
-    def read_stream_batch(self, events: Sequence[bytes]) -> StreamTexts:
-        """See `EngineFormat`."""
-        return openai.read_batch(events)
 
     def read_response(self, body: bytes) -> StreamEvent:
         """See `EngineFormat`."""

@@ -7,7 +7,7 @@ Segments of a chat follow the order of the usual templates: leading system messa
 Only text counts; images and audio have none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -16,7 +16,6 @@ from trimtab.core.ports import (
     EngineReport,
     RequestFacts,
     StreamEvent,
-    StreamTexts,
 )
 from trimtab.core.types import Constraint
 from trimtab.engines.base import ErrorDetail, decode
@@ -28,9 +27,6 @@ DONE = b"[DONE]"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _GRAMMAR_FIELDS = ("grammar", "guided_grammar", "guided_regex", "guided_choice")
 _SCHEMA_FIELDS = ("json_schema", "guided_json")
-
-
-_NO_CALLS = msgspec.Raw(b"null")
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -53,16 +49,7 @@ class Delta(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw = _NO_CALLS
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is content and nothing beside it."""
-        return (
-            self.tool_calls is _NO_CALLS
-            and self.reasoning_content is None
-            and self.reasoning is None
-        )
+    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -84,7 +71,6 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
-_BATCHES = msgspec.json.Decoder(list[Chunk])
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -242,50 +228,6 @@ def read_chunk(data: bytes) -> Chunk:
         return _CHUNKS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError("the engine sent something that is no completion") from error
-
-
-def is_dull(data: bytes) -> bool:
-    """Return whether the data of an event carries output alone, as far as that is seen without decoding.
-
-    Quotation marks inside a JSON string are escaped, so text that speaks of usage is not taken for it.
-    """
-    return (
-        data[:1] == b"{"
-        and b'"error"' not in data
-        and b'"timings"' not in data
-        and (b'"usage"' not in data or b'"usage":null' in data or b'"usage": null' in data)
-    )
-
-
-def read_batch(events: Sequence[bytes]) -> StreamTexts:
-    """Read many events that carry output alone in one go."""
-    try:
-        chunks: Sequence[Chunk | None] = _BATCHES.decode(b"[" + b",".join(events) + b"]")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        chunks = ()
-    if len(chunks) != len(events):
-        chunks = [_read_or_none(data) for data in events]
-    texts: list[str | None] = []
-    finish_reason = None
-    for chunk in chunks:
-        if chunk is None:
-            texts.append(None)
-            continue
-        choices = chunk.choices
-        said = choices[0].delta if len(choices) == 1 else None
-        if said is not None and said.content and said.is_plain:
-            texts.append(said.content)
-        else:
-            texts.append("".join(map(_choice_text, choices)))
-        finish_reason = finish_reason_of(chunk) or finish_reason
-    return StreamTexts(texts=texts, finish_reason=finish_reason)
-
-
-def _read_or_none(data: bytes) -> Chunk | None:
-    try:
-        return read_chunk(data)
-    except EngineFormatError:
-        return None
 
 
 def report_of_usage(usage: Usage | None, *, finish_reason: str | None) -> EngineReport | None:

@@ -67,6 +67,11 @@ class SSEParser:
         self._check(len(self._pending), events)
         return events
 
+    @property
+    def is_between(self) -> bool:
+        """Whether what was fed ended with the end of an event."""
+        return not self._pending
+
     def feed_plain(self, data: bytes) -> list[bytes] | None:
         """Return the data of each event where `data` is whole events of one plain line, as engines send them.
 

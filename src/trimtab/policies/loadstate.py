@@ -1,19 +1,29 @@
-"""What the gateway itself knows of every replica: who is in flight there, and how much work that is.
+"""What is known of every replica's load: who is in flight there from here, how much work that is, what engines tell.
 
-No engine is asked: its answer would be older than the requests that were sent since. Two amounts of work
-are kept apart because they bind differently: uncached prompt tokens until the first token is seen, and output tokens
+Its own requests the gateway counts itself: an engine's answer would be older than the requests that were sent since.
+An engine's own count at a probe, less the gateway's then, is what others have there; it stays until the next probe. Of
+a probe that failed nothing is told: an old reading is stale, not idle. What others' requests still cost is not known,
+so each is taken for a typical one of this gateway's (smoothed), half done if it runs. Two amounts of work are kept
+apart because they bind differently: uncached prompt tokens until the first token is seen, and output tokens
 still expected from there on. Both are estimates and are clamped at 0; finishing a request removes all of its share.
 Of an answer that is not streamed nothing is seen before its end: until then it counts as waiting, with all its work.
 """
 
 import heapq
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from trimtab.core.columns import FleetColumns, Floats
-from trimtab.core.decision import FleetView, ReplicaView, columns_for, with_columns
+from trimtab.core.decision import FleetView, ReplicaView, columns_for, glance, listed, with_work
 from trimtab.core.types import ReplicaState, Role
+from trimtab.policies.members import Members
+
+TYPICAL_PREFILL_START: Final = 512.0
+TYPICAL_DECODE_START: Final = 128.0
+TYPICAL_SMOOTHING: Final = 0.05
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +46,8 @@ class _Flight(msgspec.Struct, kw_only=True):
 class _Work(msgspec.Struct, kw_only=True):
     """What is in flight on a replica, which is at place `at` of the columns (-1: it left).
 
-    `streams`: those whose output comes with the `steps` that are told and of which more is expected; `ends` is a heap
+    `others_running` and `others_waiting`: requests of other gateways, as of the last probe. `streams`: those whose
+    output comes with the `steps` that are told and of which more is expected; `ends` is a heap
     of (ends_at, order, request) over them, in which requests that are gone may linger.
     """
 
@@ -47,28 +58,28 @@ class _Work(msgspec.Struct, kw_only=True):
     decode_tokens: int = 0
     steps: int = 0
     streams: int = 0
+    others_running: int = 0
+    others_waiting: int = 0
     ends: list[tuple[int, int, _Flight]] = []
 
 
 class LoadState:
-    """Replicas as the fleet reported them, with the work that the gateway has in flight on each.
+    """Replicas as the fleet reported them, with the work that is in flight on each.
 
     Columns are written as work changes and views only when they are asked for, so that a probe or a request costs the
     same in a fleet of any size.
     """
 
     def __init__(self) -> None:
-        self._replicas: dict[str, ReplicaView] = {}
+        self._members = Members()
         self._work: dict[str, _Work] = {}
         self._flights: dict[str, _Flight] = {}
         self._columns = columns_for(())
-        self._seen_at_s: Floats = np.zeros(0)
-        self._views: list[ReplicaView] = []
-        self._dirty: set[str] = set()
-        self._ready: tuple[str, ...] | None = None
-        self._pool: tuple[str, ...] | None = None
+        self._told: tuple[ReplicaView, ...] | None = ()
         self._streams_begun = 0
         self._stale = False
+        self._typical_prefill = TYPICAL_PREFILL_START
+        self._typical_decode = TYPICAL_DECODE_START
 
     def set_replica(
         self,
@@ -83,8 +94,7 @@ class LoadState:
         started_at_s: float = 0.0,
     ) -> None:
         """Take in what the fleet says of a replica; requests in flight on it stay counted."""
-        before = self._replicas.get(id)
-        self._replicas[id] = ReplicaView(
+        told = ReplicaView(
             id=id,
             url=url,
             role=role,
@@ -94,41 +104,85 @@ class LoadState:
             speculating=speculating,
             started_at_s=started_at_s,
         )
-        if before is None or before.state is not state or before.role is not role:
-            self._ready = self._pool = None
+        before, self._told = self._members.put(told), None
         if before is None or self._stale:
             self._stale = True
             return
         at = self._columns.places[0][id]
-        self._columns.ready[at] = self._replicas[id].takes_requests
-        if before.slots != slots:
-            self._columns.set_slots(at, slots)
-        self._dirty.add(id)
+        self._columns.set_ready(at, self._members.is_ready(id))
+        self._columns.set_slots(at, slots)
+        if started_at_s != before.started_at_s:
+            self._without_others(id)
 
     def remove_replica(self, replica: str) -> None:
         """Forget a replica that left the fleet; its requests in flight run out uncounted in views."""
-        if self._replicas.pop(replica, None) is not None:
+        if self._members.drop(replica):
             at = self._columns.place(replica)
+            self._without_others(replica)
             if at is not None:
                 # Should it come back before the columns are laid out anew, nothing was seen of it.
-                self._columns.kv[at], self._seen_at_s[at] = np.nan, 0.0
-            self._stale, self._ready, self._pool = True, None, None
+                self._columns.set_kv(at, np.nan)
+                self._columns.seen_at_s[at] = 0.0
+            self._stale, self._told = True, None
 
-    def seen(self, replica: str, *, now_s: float, kv_used_share: float | None) -> None:
-        """Take in a probe of a replica; unknown replicas are ignored."""
+    def seen(
+        self,
+        replica: str,
+        *,
+        now_s: float,
+        kv_used_share: float | None,
+        running: int | None = None,
+        waiting: int | None = None,
+    ) -> None:
+        """Take in a probe of a replica; unknown replicas are ignored.
+
+        `running` and `waiting`: requests there by the engine's own count, of all gateways; None is unknown. Of a probe
+        that failed nothing is to be told: what was seen last stays, with its time.
+        """
         columns = self._laid_out()
         at = columns.place(replica)
-        if at is not None:
-            columns.kv[at] = np.nan if kv_used_share is None else kv_used_share
-            self._seen_at_s[at] = now_s
-            self._dirty.add(replica)
+        if at is None:
+            return
+        columns.set_kv(at, np.nan if kv_used_share is None else kv_used_share)
+        columns.seen_at_s[at] = now_s
+        self._counted(at, running, waiting)
 
-    def seen_all(self, kv_used_shares: Floats, *, now_s: float) -> None:
-        """Take in a probe of every replica, in order of id; a share that is not a number is not known."""
+    def seen_all(
+        self,
+        kv_used_shares: Floats,
+        *,
+        now_s: float,
+        counts: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Take in a probe of every replica, in order of id; a share that is not a number is not known.
+
+        `counts`: of each the requests running and waiting, as in `seen`.
+        """
         columns = self._laid_out()
-        columns.kv[:] = kv_used_shares
-        self._seen_at_s[:] = now_s
-        self._dirty.update(columns.ids)
+        columns.set_kv(None, kv_used_shares)
+        columns.seen_at_s[:] = now_s
+        for at, (running, waiting) in enumerate(counts or ()):
+            self._counted(at, running, waiting)
+
+    def _counted(self, at: int, running: int | None, waiting: int | None) -> None:
+        """Take in an engine's own count: what it has beyond this gateway's requests is others'."""
+        columns = self._columns
+        work = self._work[columns.ids[at]]
+        if running is None or waiting is None:
+            return
+        columns.reported[at] = running + waiting
+        others = max(0, running + waiting - work.running - work.waiting)
+        work.others_waiting = min(others, waiting)
+        work.others_running = others - work.others_waiting
+        self._note(work)
+
+    def _without_others(self, replica: str) -> None:
+        """Forget what an engine told of its requests: it began anew."""
+        at, work = self._columns.place(replica), self._work.get(replica)
+        if at is not None and work is not None and not self._stale:
+            self._columns.reported[at] = np.nan
+            work.others_running = work.others_waiting = 0
+            self._note(work)
 
     def admitted(
         self, request_id: str, replica: str, *, prefill_tokens: int, decode_tokens: int
@@ -145,7 +199,9 @@ class LoadState:
         work.waiting += 1
         work.prefill_tokens += flight.prefill_tokens
         work.decode_tokens += flight.decode_tokens
-        self._note(replica, work)
+        self._typical_prefill += TYPICAL_SMOOTHING * (flight.prefill_tokens - self._typical_prefill)
+        self._typical_decode += TYPICAL_SMOOTHING * (flight.decode_tokens - self._typical_decode)
+        self._note(work)
         return Admission(batch=work.running + work.waiting, concurrency=len(self._flights))
 
     def prefill_done(self, request_id: str, *, stepped: bool = False) -> None:
@@ -171,7 +227,7 @@ class LoadState:
                 work.streams += 1
                 self._streams_begun += 1
                 heapq.heappush(work.ends, (flight.ends_at, self._streams_begun, flight))
-        self._note(flight.replica, work)
+        self._note(work)
 
     def chunk_delivered(self, request_id: str, *, tokens: int = 1) -> None:
         """Take delivered output off what is still expected of a request."""
@@ -182,7 +238,9 @@ class LoadState:
         flight.decode_tokens -= taken
         work = self._work[flight.replica]
         work.decode_tokens -= taken
-        self._note(flight.replica, work)
+        if work.at >= 0 and not self._stale:
+            # Once a token: this column alone has changed.
+            self._columns.decode[work.at] -= taken
 
     def stepped(self, replica: str, steps: int) -> None:
         """Take in that every stream of a replica made `steps` tokens, one in each step.
@@ -204,7 +262,7 @@ class LoadState:
                 work.decode_tokens += work.steps - ends_at
                 work.streams -= 1
                 flight.ends_at, flight.decode_tokens = None, 0
-        self._note(replica, work)
+        self._note(work)
 
     def finished(self, request_id: str) -> None:
         """Remove a request, however it ended; unknown requests change nothing."""
@@ -222,30 +280,38 @@ class LoadState:
             work.streams -= 1
         work.prefill_tokens -= flight.prefill_tokens
         work.decode_tokens -= flight.decode_tokens
-        self._note(flight.replica, work)
+        self._note(work)
 
     @property
     def in_flight(self) -> int:
         """Requests admitted and not finished, over all replicas."""
         return len(self._flights)
 
+    def own_in_flight(self, replica: str) -> int:
+        """Requests that this gateway has on a replica; those of others are not among them."""
+        work = self._work.get(replica)
+        return 0 if work is None else work.running + work.waiting
+
     def ready(self) -> tuple[str, ...]:
         """Return the ids of the replicas that take new requests, in order."""
-        if self._ready is None:
-            self._ready = tuple(
-                id_ for id_, view in sorted(self._replicas.items()) if view.takes_requests
-            )
-        return self._ready
+        return self._members.ready()
+
+    def could_serve(self) -> tuple[str, ...]:
+        """Return the ids of the replicas that the fleet says are ready, those that are left out included, in order."""
+        return self._members.could_serve()
+
+    def set_ejected(self, ids: frozenset[str]) -> None:
+        """Leave these replicas out, and no others: they count as not ready, and their state says so."""
+        for id_ in self._members.eject(ids):
+            self._told = None
+            at = None if self._stale else self._columns.place(id_)
+            if at is not None:
+                self._columns.set_ready(at, self._members.is_ready(id_))
 
     def prefill_pool(self, most: int) -> list[tuple[str, float]]:
         """Return the ready prefill replicas with the prompt tokens before each; of many those with the fewest."""
-        if self._pool is None:
-            self._pool = tuple(
-                id_
-                for id_, view in sorted(self._replicas.items())
-                if view.state is ReplicaState.READY and view.role is Role.PREFILL
-            )
-        found = [(id_, float(self._work_of(id_).prefill_tokens)) for id_ in self._pool]
+        pool = self._members.prefilling()
+        found = [(id_, float(self._work_of(id_).prefill_tokens)) for id_ in pool]
         if len(found) > most:
             found = heapq.nsmallest(most, found, key=lambda one: (one[1], one[0]))
         return found
@@ -257,52 +323,53 @@ class LoadState:
             work = self._work[flight.replica]
             work.prefill_tokens -= flight.prefill_tokens
             flight.prefill_tokens = 0
-            self._note(flight.replica, work)
+            self._note(work)
 
     def replica(self, replica: str) -> ReplicaView | None:
         """Return one replica as it is now, None if it is not there."""
-        at = self._laid_out().place(replica)
-        return None if at is None else self._seen_with_work(at)
+        columns = self._laid_out()
+        at = columns.place(replica)
+        return None if at is None else with_work(self._members.as_told(replica), columns, at)
 
     def view(self, now_s: float, *, sequence: int = 0) -> FleetView:
         """Return the fleet as it is now, replicas in order of id."""
-        columns = self._laid_out()
-        for replica in self._dirty:
-            at = columns.place(replica)
-            if at is not None:
-                self._views[at] = self._seen_with_work(at)
-        self._dirty.clear()
-        view = FleetView(at_s=now_s, replicas=tuple(self._views), sequence=sequence)
-        return with_columns(view, columns.copy())
+        return listed(self.snapshot(now_s, sequence=sequence))
+
+    def snapshot(self, now_s: float, *, sequence: int = 0) -> FleetView:
+        """Return the same as columns alone, to which `listed` adds the replicas when somebody wants them."""
+        columns = self._laid_out().copy()
+        return glance(now_s, sequence, columns, self._told_in_order())
 
     def glance(self, now_s: float, *, sequence: int = 0) -> FleetView:
-        """Return the fleet as columns alone, without replicas, which are good until the next change and no longer.
+        """Return the fleet as columns that are good until the next change and no longer.
 
         For a decision that nobody keeps: it costs nothing, however large the fleet.
         """
-        view = FleetView(at_s=now_s, replicas=(), sequence=sequence)
-        return with_columns(view, self._laid_out())
+        return glance(now_s, sequence, self._laid_out(), self._told_in_order())
+
+    def _told_in_order(self) -> tuple[ReplicaView, ...]:
+        if self._told is None:
+            self._told = tuple(self._members.as_told(id_) for id_ in self._columns.ids)
+        return self._told
 
     def _laid_out(self) -> FleetColumns:
         """Return the columns, laid out anew if replicas came or left; what was seen of the others stays."""
         if not self._stale:
             return self._columns
         self._stale = False
-        old, old_seen = self._columns, self._seen_at_s
-        self._columns = columns = columns_for(tuple(sorted(self._replicas)))
-        self._seen_at_s = np.zeros(len(columns.ids))
-        self._views = [self._replicas[id_] for id_ in columns.ids]
+        old = self._columns
+        self._columns = columns = columns_for(tuple(sorted(self._members.by_id)))
         for work in self._work.values():
             work.at = -1
         for at, id_ in enumerate(columns.ids):
-            replica, before = self._replicas[id_], old.place(id_)
-            columns.ready[at] = replica.takes_requests
-            columns.slots[at] = replica.slots
+            replica, before = self._members.by_id[id_], old.place(id_)
+            columns.set_ready(at, self._members.is_ready(id_))
+            columns.set_slots(at, replica.slots)
             if before is not None:
-                columns.kv[at], self._seen_at_s[at] = old.kv[before], old_seen[before]
+                columns.block[:, at] = old.block[:, before]
             work = self._work_of(id_)
             work.at = at
-            self._note(id_, work)
+            self._note(work)
         return columns
 
     def _work_of(self, replica: str) -> _Work:
@@ -311,25 +378,17 @@ class LoadState:
             found = self._work[replica] = _Work()
         return found
 
-    def _note(self, replica: str, work: _Work) -> None:
+    def _note(self, work: _Work) -> None:
         """Write a replica's work into the columns."""
         at, columns = work.at, self._columns
-        if at >= 0 and not self._stale:
-            columns.running[at] = work.running
-            columns.waiting[at] = work.waiting
-            columns.prefill[at] = work.prefill_tokens
-            columns.decode[at] = work.decode_tokens
-            self._dirty.add(replica)
-
-    def _seen_with_work(self, at: int) -> ReplicaView:
-        id_ = self._columns.ids[at]
-        work, share = self._work[id_], float(self._columns.kv[at])
-        return msgspec.structs.replace(
-            self._replicas[id_],
-            running=work.running,
-            waiting=work.waiting,
-            prefill_tokens_outstanding=work.prefill_tokens,
-            decode_tokens_outstanding=work.decode_tokens,
-            kv_used_share=None if share != share else share,
-            seen_at_s=float(self._seen_at_s[at]),
-        )
+        if at < 0 or self._stale:
+            return
+        columns.running[at] = work.running + work.others_running
+        columns.waiting[at] = work.waiting + work.others_waiting
+        prefill, decode = work.prefill_tokens, work.decode_tokens
+        if work.others_running or work.others_waiting:
+            prefill += round(work.others_waiting * self._typical_prefill)
+            decode += round(
+                (work.others_waiting + 0.5 * work.others_running) * self._typical_decode
+            )
+        columns.prefill[at], columns.decode[at] = prefill, decode

@@ -43,3 +43,10 @@ class Places:
         if len(self._places) > self._max:
             self._places.popitem(last=False)
         return place
+
+    def peek(self, session: str, lever: str) -> float:
+        """Return what `of` would return now, and remember nothing."""
+        if lever != self._lever:
+            return 0.05 * hashed_place(session, lever)
+        found = self._places.get(session)
+        return (self._start + self._dealt * _STEP) % 1.0 if found is None else found

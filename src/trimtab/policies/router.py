@@ -5,7 +5,7 @@ outcome back: the load state counts the request, and at dispatch the prefix inde
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -19,13 +19,16 @@ from trimtab.core.decision import (
     RouteRequest,
     RoutingDecision,
     RoutingPolicy,
+    listed,
     with_holdings,
 )
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex
+from trimtab.core.prefix_trust import BROKEN_BELOW, KeyTrust
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
 from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
+from trimtab.policies.hot_prefixes import TOKENS_MIN, HotPrefixes
 from trimtab.policies.loadstate import Admission, LoadState
 from trimtab.policies.places import Places
 from trimtab.policies.routing import CANDIDATES_MAX
@@ -36,7 +39,8 @@ START_PLAN: Final = TrafficPlan(policy="round_robin")
 class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway knows of a request when it asks for a replica.
 
-    `blocks` are its hashed prompt blocks; `now_s` is of the monotonic clock, as the traffic plan's times are.
+    `blocks` are its hashed prompt blocks; `key_class` is that of their scope (`PrefixScope.key_class`); `now_s` is of
+    the monotonic clock, as the traffic plan's times are.
     """
 
     request_id: str
@@ -47,20 +51,46 @@ class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None
     repetition: float | None
     now_s: float
+    key_class: str = "plain"
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision with all it was made from. `replica` and `admission` are None when none could serve."""
+    """A decision with all it was made from. `replica` and `admission` are None when none could serve.
+
+    The decision comes without candidates and `seen` without replicas: `explained` makes both whole, later.
+    """
 
     query: RouteQuery
     request: RouteRequest
     draw: float
     decision: RoutingDecision
-    view: FleetView
+    seen: FleetView
+    policy: RoutingPolicy
     exposure: Exposure
     prompt_tokens: int
     replica: ReplicaView | None
     admission: Admission | None
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision with its candidates, the fleet as it was (of a large one the candidates alone), and what was asked."""
+
+    decision: RoutingDecision
+    view: FleetView
+    asked: RouteRequest
+
+
+def explained(routed: Routed) -> Explained:
+    """Return a decision with every term of its candidates.
+
+    Deciding is pure, so the same decision is made once more, from the same values, and this time written down. That is
+    done when a request has ended; on its way to its replica nobody waits for it.
+    """
+    holdings, seen = routed.request.holdings, routed.seen
+    asked = msgspec.structs.replace(routed.request, held=_listed(holdings, seen.columns.ids))
+    decision = routed.policy.decide(seen, with_holdings(asked, holdings), routed.draw)
+    named = {one.replica for one in decision.candidates} if decision.omitted else None
+    return Explained(decision=decision, view=listed(seen, named), asked=asked)
 
 
 class Router:
@@ -76,7 +106,7 @@ class Router:
         plan: TrafficPlan = START_PLAN,
         explained: bool = True,
     ) -> None:
-        """Take what it looks at. Not `explained`: nobody keeps its decisions, so they come without candidates."""
+        """Take what it looks at. Not `explained`: nobody asks why later, so what it saw need not be kept."""
         self.load = load
         self.index = index
         self.plan = plan
@@ -85,6 +115,8 @@ class Router:
         self._policies = dict(policies)
         self._rng = rng
         self._sequence = 0
+        self.key_trust = KeyTrust()
+        self._hot = HotPrefixes()
         self._places = Places()
         self._explained = explained
         self._met: tuple[str, ...] = ()
@@ -97,43 +129,68 @@ class Router:
         """
         plan = self.plan
         prompt_tokens = self.ratio.tokens(query.prompt_size)
-        exposure = expose(
-            plan,
-            place=self._place(plan, query),
-            # Cuts matter to slices and preferences only.
-            cuts=_cuts(query, prompt_tokens) if plan.candidate or plan.preferences else (),
-            now_s=query.now_s,
-            replicas=self.load.ready(),
+        exposure = self._exposure(
+            plan, query, prompt_tokens, self._place(plan, query, self._places.of)
         )
         routed = self._decide(query, exposure, prompt_tokens)
         if routed.replica is None and exposure.allowed is not None and self.load.ready():
             routed = self._decide(query, _detached(plan, None), prompt_tokens)
         return self._admit(routed)
 
+    def preview(self, query: RouteQuery) -> tuple[Routed, Explained]:
+        """Return what `route` would decide now and why, and change nothing.
+
+        The one thing that it cannot know is the draw of a policy that draws; it is taken as 0.5.
+        """
+        plan = self.plan
+        prompt_tokens = self.ratio.tokens(query.prompt_size)
+        place = self._place(plan, query, self._places.peek)
+        exposure = self._exposure(plan, query, prompt_tokens, place)
+        routed = self._decided(query, exposure, prompt_tokens, self._sequence + 1, 0.5)
+        if routed.replica is None and exposure.allowed is not None and self.load.ready():
+            exposure = _detached(plan, None)
+            routed = self._decided(query, exposure, prompt_tokens, self._sequence + 1, 0.5)
+        return routed, explained(routed)
+
+    def _exposure(
+        self, plan: TrafficPlan, query: RouteQuery, prompt_tokens: int, place: float
+    ) -> Exposure:
+        return expose(
+            plan,
+            place=place,
+            # Cuts matter to slices and preferences only.
+            cuts=_cuts(query, prompt_tokens) if plan.candidate or plan.preferences else (),
+            now_s=query.now_s,
+            replicas=self.load.ready(),
+        )
+
     def set_policies(self, policies: Mapping[str, RoutingPolicy]) -> None:
         """Decide with these policies from the next request on."""
         self._policies = dict(policies)
 
-    def _place(self, plan: TrafficPlan, query: RouteQuery) -> float:
+    def _place(
+        self, plan: TrafficPlan, query: RouteQuery, place_of: Callable[[str, str], float]
+    ) -> float:
         """Sessions keep to one arm where the arms have replicas of their own; a routing lever takes any request."""
         candidate = plan.candidate
         if candidate is None:
             return 1.0
         key = query.session if candidate.replicas else query.request_id
-        return self._places.of(key, candidate.lever)
+        return place_of(key, candidate.lever)
 
-    def reroute(self, routed: Routed, *, may_repeat: bool) -> Routed:
+    def reroute(self, routed: Routed, *, may_repeat: bool, tried: Collection[str] = ()) -> Routed:
         """Decide again after a dispatch in vain, without that replica; the request leaves the comparison.
 
-        `may_repeat`: where no other is ready, the same replica may be tried once more. The load counts the request
-        anew. The caller has not sent a byte to its client.
+        `tried`: replicas that were sent it before, in vain too. `may_repeat`: where no other is ready, the same replica
+        may be tried once more. The load counts the request anew. The caller has not sent a byte to its client.
         """
         assert routed.replica is not None
         failed = routed.replica.id
         self.load.finished(routed.query.request_id)
+        self._hot.ended(routed.query.blocks)
         self.index.finished(failed, routed.query.blocks)
         ready = self.load.ready()
-        others = tuple(replica for replica in ready if replica != failed)
+        others = tuple(replica for replica in ready if replica != failed and replica not in tried)
         if not others and may_repeat:
             others = ready
         wanted = routed.exposure.allowed
@@ -168,13 +225,29 @@ class Router:
         `delivered` and `output_tokens` None are unknown and teach nothing.
         """
         self.load.finished(routed.query.request_id)
+        if routed.replica is not None:
+            self._hot.ended(routed.query.blocks)
         if routed.replica is not None and captured is not None:
-            replica, blocks = routed.replica.id, routed.query.blocks
-            self.index.finished(replica, blocks)
+            self.index.finished(routed.replica.id, routed.query.blocks)
             if delivered is not None:
-                self.index.correct(replica, blocks, captured, delivered)
+                self._correct(routed, captured, delivered)
         if output_tokens is not None:
             self.expectation.learn(routed.query.label, output_tokens)
+
+    def _correct(self, routed: Routed, captured: int, delivered: int) -> None:
+        """Hold a promise against its delivery, for the class of keys and for the replica."""
+        query = routed.query
+        assert routed.replica is not None
+        self.key_trust.learn(
+            query.key_class,
+            promised_tokens=captured,
+            delivered_tokens=delivered,
+            prompt_tokens=routed.prompt_tokens,
+        )
+        # Where a whole class of keys fails, its key is to blame and not the replica.
+        suspect = self.key_trust.of(query.key_class).kept_share < BROKEN_BELOW
+        if query.key_class == "plain" or not suspect:
+            self.index.correct(routed.replica.id, query.blocks, captured, delivered)
 
     def forget(self, replica: str) -> None:
         """Note that a replica lost its cache, as a restart without its KV does."""
@@ -182,12 +255,20 @@ class Router:
 
     def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
         self._sequence += 1
-        look = self.load.view if self._explained else self.load.glance
-        view = look(query.now_s, sequence=self._sequence)
-        if view.columns.ids is not self._met:
-            self._met = view.columns.ids
+        return self._decided(query, exposure, prompt_tokens, self._sequence, self._rng.random())
+
+    def _decided(
+        self, query: RouteQuery, exposure: Exposure, prompt_tokens: int, sequence: int, draw: float
+    ) -> Routed:
+        """Decide and change nothing but what lookups keep to be quicker."""
+        seen = self.load.glance(query.now_s, sequence=sequence)
+        if seen.columns.ids is not self._met:
+            self._met = seen.columns.ids
             self.index.meet(self._met)
-        holdings = self.index.held_columns(query.blocks, prompt_tokens, query.prompt_size)
+        mismatch = self.key_trust.mismatched(query.key_class)
+        blocks, size = query.blocks, query.prompt_size
+        holdings = self.index.held_columns(() if mismatch else blocks, prompt_tokens, size)
+        hot = self.index.tokens_of(self._hot.hot_blocks(blocks), prompt_tokens, size)
         request = RouteRequest(
             request_id=query.request_id,
             prompt_tokens=prompt_tokens,
@@ -197,22 +278,25 @@ class Router:
             temperature=query.facts.temperature,
             constraint=query.facts.constraint,
             repetition=query.repetition,
-            held=_listed(holdings, view) if self._explained else (),
             allowed=exposure.allowed,
             preferred=exposure.preferred,
             arm=exposure.arm,
             lever=exposure.lever,
+            hot_tokens=hot if hot >= TOKENS_MIN else 0,
+            key_mismatch=mismatch,
         )
-        draw = self._rng.random()
-        decision = self._policies[exposure.policy].decide(
-            view, with_holdings(request, holdings, explained=self._explained), draw
-        )
+        policy = self._policies[exposure.policy]
+        decision = policy.decide(seen, with_holdings(request, holdings, explained=False), draw)
+        if self._explained:
+            # What was looked at changes when the request is counted; whoever asks why needs it as it was.
+            seen = self.load.snapshot(query.now_s, sequence=sequence)
         return Routed(
             query=query,
             request=request,
             draw=draw,
             decision=decision,
-            view=view,
+            seen=seen,
+            policy=policy,
             exposure=exposure,
             prompt_tokens=prompt_tokens,
             replica=None if decision.replica is None else self.load.replica(decision.replica),
@@ -227,18 +311,21 @@ class Router:
             query.request_id,
             routed.replica.id,
             prefill_tokens=routed.prompt_tokens - routed.decision.predicted_cached_tokens,
-            decode_tokens=self.expectation.tokens(query.label, query.facts.max_tokens),
+            decode_tokens=routed.request.output_tokens_expected,
         )
-        return msgspec.structs.replace(routed, admission=admission)
+        self._hot.began(query.blocks)
+        # Nobody else has seen it yet, and a copy of it costs more than counting the request.
+        msgspec.structs.force_setattr(routed, "admission", admission)
+        return routed
 
 
-def _listed(holdings: HeldColumns, view: FleetView) -> tuple[Held, ...]:
+def _listed(holdings: HeldColumns, ids: tuple[str, ...]) -> tuple[Held, ...]:
     """Return what replicas hold as values that the ledger keeps; of a large fleet nothing."""
-    if len(view.replicas) > CANDIDATES_MAX:
+    if len(ids) > CANDIDATES_MAX:
         return ()
     found = (
-        Held(replica=one.id, tokens=holdings.by(one.id), displaced=holdings.displaced_by(one.id))
-        for one in view.replicas
+        Held(replica=id_, tokens=holdings.by(id_), displaced=holdings.displaced_by(id_))
+        for id_ in ids
     )
     return tuple(held for held in found if held.tokens or held.displaced)
 

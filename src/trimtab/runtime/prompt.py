@@ -30,6 +30,8 @@ def _powers(base: int) -> NDArray[np.uint64]:
     return np.multiply.accumulate(powers)
 
 
+_ONE: Final = np.uint64(1)
+_CHOSEN_BELOW: Final = np.uint64(1 << SHINGLE_SAMPLE_SHIFT)
 _POWERS: Final = _powers(_BASE)
 _INVERSES: Final = _powers(pow(_BASE, -1, 1 << 64))
 
@@ -88,14 +90,18 @@ def repetition_of(prompt: bytes) -> float | None:
     count = data.size - SHINGLE_BYTES + 1
     if count < 1:
         return None
+    data += _ONE
+    data *= _POWERS[: data.size]
     sums = np.zeros(data.size + 1, dtype=np.uint64)
-    np.add.accumulate((data + np.uint64(1)) * _POWERS[: data.size], out=sums[1:])
+    np.add.accumulate(data, out=sums[1:])
     hashes = (sums[SHINGLE_BYTES:] - sums[:count]) * _INVERSES[:count]
-    chosen = hashes[(hashes >> np.uint64(SHINGLE_SAMPLE_SHIFT)) == 0]
+    chosen = hashes[hashes < _CHOSEN_BELOW]
     if chosen.size * SHINGLE_SAMPLE_MIN < count:
         # Few distinct shingles, and by chance the frequent ones were not chosen: count them all.
         chosen = hashes
-    return 1.0 - float(np.unique(chosen).size) / float(chosen.size)
+    chosen.sort()
+    distinct = 1 + int(np.count_nonzero(chosen[1:] != chosen[:-1]))
+    return 1.0 - float(distinct) / float(chosen.size)
 
 
 def segments_of(

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.events import RequestServed
-from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent, StreamTexts
+from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import Routed, explained
@@ -103,15 +103,10 @@ class Measurement:
         if event.error is not None:
             self.failed(self.status, ErrorClass.UPSTREAM_STATUS)
 
-    def saw_many(self, read: StreamTexts, times: Sequence[float], secret: Secret) -> int:
-        """Take in plain output, each event with its time; return how many had text."""
-        said = [mono_s for text, mono_s in zip(read.texts, times, strict=True) if text]
-        self.unreadable += read.texts.count(None)
-        self._finish_reason = read.finish_reason or self._finish_reason
-        if said:
-            self._timed(said)
-            self._keep_text("".join(filter(None, read.texts)), secret)
-        return len(said)
+    def saw_texts(self, text: str, times: Sequence[float], secret: Secret) -> None:
+        """Take in output that came in as many events as there are times."""
+        self._timed(times)
+        self._keep_text(text, secret)
 
     def _saw_text(self, text: str, mono_s: float, secret: Secret) -> None:
         self._timed((mono_s,))

@@ -1,16 +1,17 @@
 """Passes one stream of events on as it comes and measures it on the way.
 
-This runs for every piece that a replica sends, so it does little: whole events are found by scanning, passed as the
-bytes they are and kept for a moment; many are decoded at once. Decoded at once are the events up to the first text (it
-ends the prefill), and those that may speak of usage, of an error or of the end.
+This runs for every piece that a replica sends, so it does little. An event that is like the one before it apart from
+its text is passed as it came; its text is cut out without decoding and taken in later, many at once. Every other event
+is found by scanning and decoded: those up to the first text (it ends the prefill), those that speak of usage, of an
+error, or of the end, and those of a new form.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
-from trimtab.engines.openai import is_dull
 from trimtab.engines.sse import SSEEvent, SSEParser, SSETooLargeError, parse_event
+from trimtab.engines.stream_text import StreamText, text_of
 from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.recorder import Measurement
@@ -45,40 +46,42 @@ class StreamPump:
         self._seen = seen
         self._engine = engine
         self._load = load
-        self._clock = clock
+        self._mono_s = clock.mono_s
         self._secret = secret
         self._stop = stop
         self._begin = begin
         self._parser = SSEParser()
         self._kept: list[bytes] = []
         self._kept_at: list[float] = []
-        self._kept_bytes = 0
-        self._has_text = False
+        self._text = StreamText()
         self.too_large: SSETooLargeError | None = None
         """Set when an event was over its limit; nothing is taken any more."""
 
     def take(self, data: bytes, framed: bytes | None) -> None:
         """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
+        inside = self._text.inside(data) if self._parser.is_between else None
+        if inside is not None:
+            # By far the most frequent case. There was text before, so the head is sent.
+            self._exchange.write(data, framed)
+            self._keep(inside)
+            return
         plain = self._parser.feed_plain(data)
-        if plain is not None and self._has_text and all(map(is_dull, plain)):
-            self._write(data, framed)
-            self._keep(plain, len(data))
-        elif plain is not None:
+        if plain is not None:
             self._judge([SSEEvent(data=one, raw=b"data: %b\n\n" % one) for one in plain])
         elif self.too_large is None:
             self._take_slowly(data)
 
-    def _write(self, data: bytes, framed: bytes | None) -> None:
+    def _keep(self, inside: bytes) -> None:
+        if inside:
+            self._kept.append(inside)
+            self._kept_at.append(self._mono_s())
+            if len(self._kept) >= KEPT_MAX or len(inside) > KEPT_BYTES_MAX:
+                self.digest()
+
+    def _write(self, data: bytes) -> None:
         if not self._exchange.begun:
             self._begin()
-        self._exchange.write(data, framed)
-
-    def _keep(self, events: list[bytes], size: int) -> None:
-        self._kept += events
-        self._kept_bytes += size
-        self._kept_at += [self._clock.mono_s()] * len(events)
-        if len(self._kept) >= KEPT_MAX or self._kept_bytes > KEPT_BYTES_MAX:
-            self.digest()
+        self._exchange.write(data)
 
     def _take_slowly(self, data: bytes) -> None:
         try:
@@ -89,14 +92,21 @@ class StreamPump:
             self._stop(str(error))
 
     def digest(self) -> None:
-        """Take in the text of the events that were kept."""
+        """Take in the texts that were kept."""
         if not self._kept:
             return
-        events, times = self._kept, self._kept_at
-        self._kept, self._kept_at, self._kept_bytes = [], [], 0
-        read = self._engine.read_stream_batch(events)
-        texts = self._seen.saw_many(read, times, self._secret)
-        self._load.chunk_delivered(self._seen.request_id, tokens=texts)
+        parts, times = self._kept, self._kept_at
+        self._kept, self._kept_at = [], []
+        text = text_of(parts)
+        if text is None:
+            # One of them is no UTF-8: it passed untouched, and the record says that it could not be read.
+            texts = [text_of([part]) for part in parts]
+            self._seen.unreadable += texts.count(None)
+            times = [at_s for at_s, one in zip(times, texts, strict=True) if one is not None]
+            text = "".join(one for one in texts if one is not None)
+        if times:
+            self._seen.saw_texts(text, times, self._secret)
+            self._load.chunk_delivered(self._seen.request_id, tokens=len(times))
 
     def finish(self) -> None:
         """Take in what a stream's clean end leaves and the client may have.
@@ -123,16 +133,21 @@ class StreamPump:
 
     def _judge(self, events: list[SSEEvent]) -> None:
         """Measure each event, and pass all but the usage that the client did not ask for."""
-        self.digest()
         facts = self._seen.facts
         wants_usage = facts is not None and facts.wants_usage
         passed: list[bytes] = []
         for event in events:
+            inside = self._text.inside(event.raw)
+            if inside is not None:
+                self._keep(inside)
+                passed.append(event.raw)
+                continue
+            self.digest()
             read = None if event.data is None else self._read(event.data)
             if read is None or not read.usage_only or wants_usage:
                 passed.append(event.raw)
         if passed:
-            self._write(b"".join(passed), None)
+            self._write(b"".join(passed))
 
     def _read(self, data: bytes) -> StreamEvent | None:
         """Read and measure; what cannot be read still passes, and the record says so."""
@@ -141,9 +156,9 @@ class StreamPump:
         except EngineFormatError:
             self._seen.unreadable += 1
             return None
-        self._seen.saw(event, mono_s=self._clock.mono_s(), secret=self._secret)
+        self._seen.saw(event, mono_s=self._mono_s(), secret=self._secret)
         if event.text:
-            self._has_text = True
+            self._text.learn(data, event)
             self._load.prefill_done(self._seen.request_id)
             self._load.chunk_delivered(self._seen.request_id)
         return event

@@ -21,12 +21,8 @@ from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.decision import RoutingPolicy
 from trimtab.core.events import AnyEvent, Calibrated, RequestServed, RunStarted
 from trimtab.core.types import ErrorClass
-from trimtab.policies.routing import (
-    LOAD_BOUND,
-    MIN_MATCH_TOKENS,
-    PrefixAffine,
-    build_policies,
-)
+from trimtab.policies.routing import PrefixAffine, build_policies
+from trimtab.policies.routing_terms import LOAD_BOUND, MIN_MATCH_TOKENS
 from trimtab.sim.scenario import ScenarioError
 
 DIFFERENCES_MAX: Final = 1_000

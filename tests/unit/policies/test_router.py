@@ -7,7 +7,7 @@ import pytest
 
 from trimtab.core.cost import CostModel
 from trimtab.core.cuts import Cut, Dimension
-from trimtab.core.decision import FleetView, RouteReason, RouteRequest, RoutingDecision
+from trimtab.core.decision import FleetView, RouteReason, RouteRequest, RoutingDecision, listed
 from trimtab.core.lever import Comparison
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import BlockHasher, PrefixIndex
@@ -105,10 +105,10 @@ def test_policy_is_asked_with_all_that_is_known() -> None:
     """Label, temperature, repetition, estimates and what replicas hold reach the policy; the load comes after."""
     made, spy = router("a", "b")
     routed = made.route(query())
-    [(view, request, draw)] = spy.asked
+    [(_, request, draw)] = spy.asked
     assert (request.label, request.temperature, request.repetition) == ("edit", 0.0, 0.6)
     assert (request.output_tokens_expected, request.prompt_tokens) == (50, routed.prompt_tokens)
-    assert [replica.in_flight for replica in view.replicas] == [0, 0]
+    assert [replica.in_flight for replica in listed(routed.seen).replicas] == [0, 0]
     assert 0.0 <= draw < 1.0
     assert routed.replica is not None
     assert routed.admission is not None

@@ -5,14 +5,8 @@ from routing_kit import COST, fleet, replica, request
 
 from trimtab.core.decision import Exclusion, FleetView, RouteReason, RouteRequest, RoutingDecision
 from trimtab.core.types import ReplicaState
-from trimtab.policies.routing import (
-    LeastLoaded,
-    PrefixAffine,
-    RoundRobin,
-    build_policies,
-    load_tokens,
-    wait_ms,
-)
+from trimtab.policies.routing import LeastLoaded, PrefixAffine, RoundRobin, build_policies
+from trimtab.policies.routing_many import load_tokens, wait_ms
 
 AFFINE = PrefixAffine(cost=COST)
 

@@ -1,0 +1,76 @@
+"""Reads the text of a stream's events without decoding them, once one of them has shown what they look like.
+
+Events that follow each other in a stream differ in their text alone: before it and after it stand the same bytes.
+Where an event has both and what is between them is a JSON string's inside, its text is just that and the rest says
+what it said in the event that was decoded. Anything else (other fields, usage, the end) is for whoever decodes.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from trimtab.core.ports import StreamEvent
+
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning)": ?"((?:[^"\\]|\\.)+)"', re.DOTALL
+)
+_INSIDE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
+_STRING = msgspec.json.Decoder(str)
+
+
+class StreamText:
+    """What the events of one stream have in common, as it was last seen."""
+
+    __slots__ = ("_after", "_before", "_is_known", "_shorter", "_size")
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._before = self._after = b""
+        self._size = self._shorter = 0
+
+    def learn(self, data: bytes, event: StreamEvent) -> None:
+        """Take an event's data and what it was decoded to as the pattern of those that follow."""
+        self._is_known = False
+        found = _TEXT.search(data)
+        if found is None or not _is_text_alone(event) or text_of([found[1]]) != event.text:
+            return
+        self._before = b"data: " + data[: found.start(1)]
+        self._after = data[found.end(1) :] + b"\n\n"
+        self._size, self._shorter = len(self._before), len(self._before) + len(self._after)
+        self._is_known = True
+
+    def inside(self, raw: bytes) -> bytes | None:
+        """Return the inside of the JSON string that is the text of one whole event, None where it does not fit."""
+        if (
+            not self._is_known
+            or len(raw) < self._shorter
+            or not raw.startswith(self._before)
+            or not raw.endswith(self._after)
+        ):
+            return None
+        part = raw[self._size : len(raw) + self._size - self._shorter]
+        if b"\n" in part or b"\r" in part:
+            return None
+        if (b"\\" in part or b'"' in part) and _INSIDE.fullmatch(part) is None:
+            return None
+        return part
+
+
+def _is_text_alone(event: StreamEvent) -> bool:
+    return (
+        bool(event.text)
+        and event.finish_reason is None
+        and event.report is None
+        and event.error is None
+        and not event.done
+    )
+
+
+def text_of(parts: Sequence[bytes]) -> str | None:
+    """Return the text that the insides of JSON strings make together, None where they are no UTF-8 or no JSON."""
+    joined = b"".join(parts)
+    try:
+        return _STRING.decode(b'"%b"' % joined) if b"\\" in joined else joined.decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,53 @@
+"""What a policy chose, before anybody asks why: the few facts from which a decision is explained later."""
+
+from collections.abc import Collection
+
+import msgspec
+import numpy as np
+
+from trimtab.core.columns import Flags
+from trimtab.core.cost import CostModel
+from trimtab.core.decision import RouteReason
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs and limits of a policy.
+
+    `replicate_at`: load over the mean above which the only holder of a hot prefix is relieved by a second one.
+    """
+
+    cost: CostModel
+    load_bound: float
+    min_match_tokens: int
+    preferred_bonus_ms: float
+    replicate_at: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice over replicas in order of id. `over`: places of those over the load bound, or a flag for each."""
+
+    winner: int | None
+    eligible: int
+    reason: RouteReason = RouteReason.LEAST_LOADED
+    over: Collection[int] | Flags = ()
+
+    def is_over(self, at: int) -> bool:
+        """Return whether the replica at a place was over the bound."""
+        return bool(self.over[at]) if isinstance(self.over, np.ndarray) else at in self.over
+
+
+def reason_of(*, most: float, mine: float, all_over: bool, replicated: bool) -> RouteReason:
+    """Return why the winner was chosen.
+
+    `most`: the longest match among those that may serve; `mine`: the winner's; `all_over`: whether all that hold the
+    longest are over the bound.
+    """
+    if replicated:
+        return RouteReason.HOT_PREFIX_REPLICATED
+    if most <= 0.0:
+        return RouteReason.LEAST_LOADED_NO_PREFIX
+    if mine == most:
+        return RouteReason.LONGEST_PREFIX_WITHIN_BOUND
+    if all_over:
+        return RouteReason.PREFIX_OVER_BOUND_NEXT_BEST
+    return RouteReason.SHORTER_TIME_BEATS_PREFIX
