@@ -38,6 +38,13 @@ OWN: list[dict[str, Any]] = json.loads((DATA / "startup_logs_own.json").read_tex
 FAST_LINK = 450e9
 
 
+def test_at_least_ten_published_start_up_reports_are_cited() -> None:
+    """Each by the address where it stands."""
+    assert all(fact["source"].startswith("https://") for fact in FACTS)
+    assert len(FACTS) >= 10
+    assert len({fact["source"] for fact in FACTS}) >= 10
+
+
 def shape(fact: dict[str, Any]) -> ModelShape:
     model = find_model_shape(fact["model"])
     assert model is not None, fact["model"]

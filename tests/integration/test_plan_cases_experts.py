@@ -165,3 +165,31 @@ def test_named_all_to_all_is_not_used_without_attention_groups(collective: str) 
     )  # fmt: skip
     assert "all-reduce" in found.rules(tp=8, moe_ep=8)["experts_summed"]["text"]
     assert not found.layout(tp=8, moe_ep=8)["canary"]
+
+
+@pytest.mark.parametrize("node_link", [(), ("--node-link", "unknown")])
+def test_named_exchange_over_a_link_nobody_knows_is_said_to_be_without_effect(
+    node_link: tuple[str, ...],
+) -> None:
+    """A formula without a rate would be a guess."""
+    found = planned(
+        "--model", "deepseek-v3", "--hardware", "H200:8x2", *node_link, *LOAD, *EVEN, "--concurrency", 2000,
+    )  # fmt: skip
+    assert any(
+        "engine's default exchange, not the one named" in each for each in found.answer["unknown"]
+    )
+
+
+@pytest.mark.parametrize(
+    "told", [("--expert-skew", 1.5), ("--collective", "all-reduce"), ("--collective", "deepep")]
+)
+def test_facts_of_experts_change_times_of_a_device_without_tables_too(
+    told: tuple[object, ...],
+) -> None:
+    """The roofline is taken apart in the same way."""
+    load = ("--model", "deepseek-v3", "--hardware", "MI300X:8", *LOAD, "--concurrency", 2000,
+            "--dp", 8, "--ep", 8)  # fmt: skip
+    plain, known = planned(*load), planned(*load, *told)
+    before, after = (each.layout(attention_dp=8, moe_ep=8)["expected"] for each in (plain, known))
+    assert before["source"] == after["source"] == "roofline"
+    assert after["tpot_ms"]["value"] != before["tpot_ms"]["value"]

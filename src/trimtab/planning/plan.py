@@ -137,6 +137,13 @@ def _unknown_of_trace(ask: Ask, trace: TraceLoad | None) -> list[str]:
     ]
 
 
+def _rate_unknown(ask: Ask) -> bool:
+    cluster = ask.cluster
+    joint = cluster.node_link
+    between = cluster.nodes > 1 and (joint is None or not joint.bytes_per_s)
+    return between or not cluster.link.bytes_per_s
+
+
 def _unknown(ask: Ask) -> list[str]:
     told: list[str] = []
     link, joint = ask.cluster.link, ask.cluster.node_link
@@ -148,10 +155,18 @@ def _unknown(ask: Ask) -> list[str]:
         told.append("link: what joins the nodes is not known (--node-link)")
     if ask.model.experts and ask.expert_skew is None:
         told.append(
-            "expert_skew: load of the ranks, max over mean, is not measured (--expert-skew)"
+            "expert_skew: load of the ranks, max over mean, is not measured: times have that of the tables "
+            "(--expert-skew)"
         )
     if ask.model.experts and ask.exchange is None:
-        told.append("collective: how ranks exchange tokens of experts is not known (--collective)")
+        told.append(
+            "collective: how ranks exchange tokens of experts is not known: times have the engine's default "
+            "(--collective)"
+        )
+    if ask.model.experts and ask.exchange and _rate_unknown(ask):
+        told.append(
+            "collective: without a link's rate times have the engine's default exchange, not the one named"
+        )
     if ask.targets.tpot_ms is not None and ask.demand.output_tokens == 1:
         told.append(
             "tpot_ms: an answer of one token has no token after its first, so TPOT is not judged"
