@@ -13,13 +13,13 @@ import pytest
 
 from trimtab.interfaces.calibrate_inputs import of_recorded
 from trimtab.interfaces.trace_inputs import read_arrivals
+from trimtab.policies.routing import build_policies
 from trimtab.sim.fit import Fitted, Limits, fit
 from trimtab.sim.fleet import Fleet
 from trimtab.sim.fleet_parts import FleetSpec
 from trimtab.sim.jobs import HostSpec
 from trimtab.sim.measured import Measured
 from trimtab.sim.records import Outcome, Records
-from trimtab.sim.run import build_policies
 from trimtab.sim.streams import Streams
 from trimtab.workloads.recorded import Recorded, read_recorded
 
