@@ -105,7 +105,7 @@ def test_ledger_is_a_measurement_of_all_its_replicas(tmp_path: Path) -> None:
     assert "2 replicas" in told.stdout
 
 
-RECORDED = Path(__file__).parents[1] / "data" / "embedded_fleet" / "load-0.6.jsonl"
+RECORDED = Path(__file__).parents[1] / "data" / "embedded_fleet" / "load-0.5.jsonl"
 SLOTS = ("--engine", "slots", "--streams", 4, "--kv-tokens", 8192, "--budget-tokens", 256)
 
 

@@ -1,5 +1,6 @@
 """`trimtab simulate`: what a policy would do to a traffic on a fleet of any size, before anyone changes anything."""
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -137,24 +138,23 @@ def _run(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
-        for seed in seeds:
-            for label, scenario, policy in variants:
-                total = scenario.workload.duration_s
-                bar = bars.add_task(f"{label}, seed {seed}", total=total, requests=0)
-                lines: list[str] = []
-                run = simulate(
-                    scenario,
-                    policy,
-                    trace=trace,
-                    seed=seed,
-                    record=record,
-                    on_event=_writer(lines),
-                    on_progress=_progress(bars, bar),
-                )
-                if lines:
-                    ledgers[f"rollout-{label}-{seed}"] = lines
-                bars.update(bar, completed=total, requests=run.summary.arrived)
-                runs.append(msgspec.structs.replace(run, policy=label))
+        for seed, (label, scenario, policy) in itertools.product(seeds, variants):
+            total = scenario.workload.duration_s
+            bar = bars.add_task(f"{label}, seed {seed}", total=total, requests=0)
+            lines: list[str] = []
+            run = simulate(
+                scenario,
+                policy,
+                trace=trace,
+                seed=seed,
+                record=record,
+                on_event=_writer(lines),
+                on_progress=_progress(bars, bar),
+            )
+            if lines:
+                ledgers[f"rollout-{label}-{seed}"] = lines
+            bars.update(bar, completed=total, requests=run.summary.arrived)
+            runs.append(msgspec.structs.replace(run, policy=label))
     labels = tuple(label for label, _, _ in variants)
     compared = Comparison(
         reference=labels[0],

@@ -79,14 +79,7 @@ def record_of(section: RolloutSection) -> LeverRecord:
             quality_gate="none: a simulation makes no text",
             triggers=(_trigger(),),
             reverse="one change of the traffic plan; a candidate's replicas drain and go back",
-            ramp=RampPlan(
-                shares=section.shares,
-                peak_cycle_s=section.peak_cycle_s,
-                peak_is=f"{section.peak_cycle_s:g} s",
-                comparison=Comparison.SWITCHBACK if by_routing else Comparison.SIDE_BY_SIDE,
-                block_s=section.block_s,
-                edge_s=section.edge_s,
-            ),
+            ramp=_ramp(section),
             mode=Mode.ACT,
             owner="the scenario",
             created_at_s=0.0,
@@ -100,6 +93,17 @@ def record_of(section: RolloutSection) -> LeverRecord:
             ),
             chosen_because=_SAID,
         )
+    )
+
+
+def _ramp(section: RolloutSection) -> RampPlan:
+    return RampPlan(
+        shares=section.shares,
+        peak_cycle_s=section.peak_cycle_s,
+        peak_is=f"{section.peak_cycle_s:g} s",
+        comparison=Comparison.SWITCHBACK if section.policy is not None else Comparison.SIDE_BY_SIDE,
+        block_s=section.block_s,
+        edge_s=section.edge_s,
     )
 
 

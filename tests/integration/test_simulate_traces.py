@@ -1,0 +1,149 @@
+"""`trimtab simulate` over every format that `trimtab load` reads, and over what a fleet recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trimtab.interfaces.cli import main
+
+SCENARIO = """
+name = "a trace"
+[replica]
+kv_tokens = 64000
+[replica.cost]
+overhead_ms = 2.0
+weights_ms = 10.0
+token_ms = 0.05
+[fleet]
+replicas = 2
+[workload]
+duration_s = 60
+"""
+
+MOONCAKE = [
+    {
+        "timestamp": 1000 * at,
+        "input_length": 1100,
+        "output_length": 5,
+        "hash_ids": [1, 2, 3 + at % 2],
+    }
+    for at in range(6)
+]
+AZURE = ["TIMESTAMP,ContextTokens,GeneratedTokens"] + [
+    f"2023-11-16 18:17:{10 + at}.0000000,{500 + at},8" for at in range(6)
+]
+SESSIONS = [
+    {
+        "id": "a",
+        "block_size": 64,
+        "requests": [
+            {"t": 0, "type": "main", "in": 640, "out": 9, "lcp": 0, "new": [0, 10]},
+            {"t": 9, "type": "main", "in": 768, "out": 9, "lcp": 10, "new": [10, 2]},
+        ],
+    }
+]
+BODIES = [
+    {"timestamp": at, "max_tokens": 6, "messages": [{"role": "user", "content": "Why? " * 100}]}
+    for at in range(6)
+]
+RECORDED = [
+    {"at_s": 2 * at, "input_tokens": 320, "output_tokens": 7}
+    | ({"like": 0, "shared_tokens": 300} if at else {})
+    for at in range(6)
+]
+TRACES = {
+    "mooncake": [json.dumps(one) for one in MOONCAKE],
+    "azure": AZURE,
+    "sessions": [json.dumps(one) for one in SESSIONS],
+    "jsonl": [json.dumps(one) for one in BODIES],
+    "recorded": [json.dumps(one) for one in RECORDED],
+}
+
+
+def run(folder: Path, lines: list[str], kind: str, scenario: str = SCENARIO) -> Result:
+    """Simulate a trace of these lines."""
+    (folder / "x.toml").write_text(scenario)
+    (folder / "trace").write_text("\n".join(lines) + "\n")
+    words = ["simulate", "x.toml", "--trace", "trace", "--format", kind, "--json"]
+    words = [str(folder / word) if word in {"x.toml", "trace"} else word for word in words]
+    return CliRunner().invoke(main, words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "reuses"),
+    [
+        ("mooncake", 6, True),
+        ("azure", 6, False),
+        ("sessions", 2, True),
+        ("jsonl", 6, True),
+        ("recorded", 6, True),
+    ],
+)
+def test_every_format_is_simulated_with_the_blocks_it_names(
+    tmp_path: Path, kind: str, requests: int, reuses: bool
+) -> None:
+    """All requests finish; what shares a beginning is reused, a trace that names none reuses none."""
+    ended = run(tmp_path, TRACES[kind], kind)
+    assert ended.exit_code == 0, ended.output
+    (found,) = json.loads(ended.stdout)["runs"]
+    summary = found["summary"]
+    assert (summary["arrived"], summary["finished"]) == (requests, requests)
+    assert (summary["hit_share"] > 0.2) is reuses
+    assert sum(one["requests"] for one in found["regimes"]) == requests
+
+
+def test_several_traces_are_played_one_after_the_other(tmp_path: Path) -> None:
+    """The second begins the gap after the last request of the first."""
+    (tmp_path / "a").write_text("\n".join(TRACES["mooncake"]))
+    (tmp_path / "b").write_text("\n".join(TRACES["mooncake"]))
+    text = SCENARIO + 'trace = ["a", "b"]\ngap_s = 20\n'
+    (tmp_path / "x.toml").write_text(text)
+    ended = CliRunner().invoke(main, ["simulate", str(tmp_path / "x.toml"), "--json"])
+    assert ended.exit_code == 0, ended.output
+    (found,) = json.loads(ended.stdout)["runs"]
+    assert found["summary"]["arrived"] == 12
+    assert found["course"]["arrived"].count(0) == 60 - 12
+    assert found["course"]["arrived"][25:31] == [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "change", "told"),
+    [
+        ("mooncake", 3, {"timestamp": 500}, "line 4, timestamp"),
+        ("mooncake", 2, {"hash_ids": [1, 2, 3, 4]}, "line 3, hash_ids"),
+        ("mooncake", 1, {"input_length": -5}, "line 2"),
+        ("jsonl", 4, {"timestamp": 0}, "line 5, timestamp"),
+        ("jsonl", 2, {"max_tokens": 0}, "line 3, max_tokens"),
+        ("recorded", 5, {"at_s": 1}, "line 6, at_s"),
+        ("recorded", 3, {"shared_tokens": 330}, "line 4, shared_tokens"),
+    ],
+)
+def test_wrong_line_of_a_trace_ends_with_1_and_names_line_and_field(
+    tmp_path: Path, kind: str, line: int, change: dict[str, object], told: str
+) -> None:
+    """Unsorted times, hashes beyond the input's length, lengths that cannot be."""
+    lines = list(TRACES[kind])
+    lines[line] = json.dumps(json.loads(lines[line]) | change)
+    ended = run(tmp_path, lines, kind)
+    assert ended.exit_code == 1
+    assert told in " ".join(ended.output.split())
+
+
+def test_report_says_in_which_regimes_the_model_was_never_measured(tmp_path: Path) -> None:
+    """A scenario that names its regimes is marked for the others; one that does not is told so."""
+    (tmp_path / "trace").write_text("\n".join(TRACES["mooncake"]))
+
+    def shown(scenario: str) -> str:
+        (tmp_path / "x.toml").write_text(scenario)
+        words = ["simulate", str(tmp_path / "x.toml"), "--trace", str(tmp_path / "trace")]
+        ended = CliRunner().invoke(main, [*words, "--report", str(tmp_path / "out")])
+        assert ended.exit_code == 0, ended.output
+        return " ".join(ended.output.split())
+
+    assert "does not say in which regimes" in shown(SCENARIO)
+    marked = SCENARIO.replace("[fleet]", 'regimes = ["queued"]\n[fleet]')
+    assert "never measured, so an extrapolation of the engine model: light (100.0%" in shown(marked)
+    assert "never measured" in (tmp_path / "out" / "index.html").read_text()
+    assert "never measured" not in shown(marked.replace('"queued"', '"light"'))
