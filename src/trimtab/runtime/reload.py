@@ -27,12 +27,15 @@ _FLEET_LIVE: Final = frozenset(
         "verify",
     }
 )
+_TENANTS_START: Final = frozenset({"auth", "keys"})
 _ROUTING_LIVE: Final = frozenset({"load_bound", "min_match_tokens"})
 _SECTIONS: Final[Mapping[str, Callable[[str], bool]]] = {
     "gateway": lambda key: key not in _GATEWAY_START,
     "fleet": lambda key: key in _FLEET_LIVE,
     "routing": lambda key: key in _ROUTING_LIVE,
     "levers": lambda _: True,
+    "tenants": lambda key: key not in _TENANTS_START,
+    "guard": lambda _: True,
 }
 """Which keys are taken in while serving; those of other sections wait for a start."""
 
