@@ -43,6 +43,7 @@ from trimtab.core.decision import (
     RoutingDecision,
 )
 from trimtab.policies.routing_few import FEW_MAX, Few, least_loaded_few, prefix_affine_few
+from trimtab.policies.routing_home import homed
 from trimtab.policies.routing_many import (
     Many,
     least_loaded_many,
@@ -129,12 +130,12 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             outcome = prefix_affine_many(Many(view, request), bounds)
         if request.key_mismatch and outcome.winner is not None:
             outcome = msgspec.structs.replace(outcome, reason=RouteReason.ROUTER_KEY_MISMATCH)
+        return _decision(self.name, view, request, outcome, bounds, self.judged)
 
-        def judged(few: Few, at: int) -> Judged:
-            terms = few.terms(at, bounds, few.credible(at, bounds))
-            return dict(zip(TERM_NAMES, terms, strict=True)), sum(terms)
-
-        return _decision(self.name, view, request, outcome, bounds, judged)
+    def judged(self, few: Few, at: int) -> Judged:
+        """Return the terms of one replica and their sum."""
+        terms = few.terms(at, self.bounds, few.credible(at, self.bounds))
+        return dict(zip(TERM_NAMES, terms, strict=True)), sum(terms)
 
     @property
     def bounds(self) -> Bounds:
@@ -150,6 +151,18 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         assert isinstance(found, Bounds)
         return found
+
+
+class PrefixHome(PrefixAffine, frozen=True, kw_only=True, dict=True):
+    """The home of the request's key within a bound on engine-side load: for several gateways that share nothing."""
+
+    name: str = "prefix_home"
+
+    def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
+        """Choose by the key and by what engines tell, not by what this gateway has in flight."""
+        bounds = self.bounds
+        outcome = homed(view, request, bounds)
+        return _decision(self.name, view, request, outcome, bounds, self.judged)
 
 
 def _decision(
@@ -238,12 +251,15 @@ def _kept(
     return sorted(kept)
 
 
-Policy = RoundRobin | LeastLoaded | PrefixAffine
+Policy = RoundRobin | LeastLoaded | PrefixAffine | PrefixHome
 
 POLICIES: dict[str, Callable[[CostModel, float, int], Policy]] = {
     "round_robin": lambda cost, bound, match: RoundRobin(),
     "least_loaded": lambda cost, bound, match: LeastLoaded(cost=cost),
     "prefix_affine": lambda cost, bound, match: PrefixAffine(
+        cost=cost, load_bound=bound, min_match_tokens=match
+    ),
+    "prefix_home": lambda cost, bound, match: PrefixHome(
         cost=cost, load_bound=bound, min_match_tokens=match
     ),
 }

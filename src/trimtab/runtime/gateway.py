@@ -21,6 +21,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.access import OPEN, Access
+from trimtab.runtime.debug_route import DebugRoute
 from trimtab.runtime.exchange import ClientGoneError, Exchange
 from trimtab.runtime.fleetpage import models_page
 from trimtab.runtime.front_rules import FrontLimits
@@ -33,6 +34,7 @@ from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, ses
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
+from trimtab.runtime.serving_tls import TlsError, serving_tls
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.watch import RequestWatch
 from trimtab.runtime.wire import (
@@ -40,18 +42,14 @@ from trimtab.runtime.wire import (
     LABEL_HEADER,
     SESSION_HEADER,
     ApiError,
-    error_body,
-    error_headers,
     stopping,
+    too_long,
 )
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 LABEL_CHARS_MAX: Final = 64
-CLIENT_KEEPALIVE_S: Final = 75.0
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
-HEAD_BYTES_MAX: Final = 64 * 1024
-HEAD_S: Final = 30.0
 AT_THE_DOOR: Final = frozenset(
     {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
 )
@@ -117,11 +115,19 @@ class Gateway:
         self.metrics.guard.counts = lambda: self.guard.counts
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
+        debug = DebugRoute(
+            router,
+            engine,
+            clock,
+            hasher=hasher,
+            secret=secret,
+            check_admin=lambda request: self.check_admin(request),
+        )
         self.pages = GatewayPages(
             router,
             self.metrics,
             clock,
-            extra_routes,
+            (*extra_routes, *debug.routes()),
             admin_token,
             is_draining=lambda: self._is_draining,
             check_admin=lambda request: self.check_admin(request),
@@ -149,8 +155,14 @@ class Gateway:
         await self.pages.start()
         try:
             return await self._front.start(
-                self._config.host, self._config.port, self.pages.connection
+                self._config.host,
+                self._config.port,
+                self.pages.connection,
+                tls=serving_tls(self._config),
             )
+        except TlsError as error:
+            await self.stop()
+            raise GatewayError(str(error)) from error
         except OSError as error:
             await self.stop()
             raise self._cannot_listen(error) from error
@@ -219,10 +231,14 @@ class Gateway:
             )
         try:
             self._admit(task, exchange, seen)
-            await self._answer(exchange, seen)
+            async with asyncio.timeout(self._config.total_timeout_s):
+                await self._answer(exchange, seen)
+        except TimeoutError:
+            seen.failed(seen.status or 504, ErrorClass.UPSTREAM_TIMEOUT)
+            exchange.tell(too_long(self._config.total_timeout_s), seen.request_id)
         except ApiError as error:
             seen.failed(error.status, _class_of(error))
-            _say(error, exchange, seen)
+            exchange.tell(error, seen.request_id)
         except ClientGoneError:
             seen.aborted()
         except asyncio.CancelledError:
@@ -231,7 +247,7 @@ class Gateway:
                 raise
             task.uncancel()
             seen.failed(503, ErrorClass.OVERLOADED)
-            _say(stopping(), exchange, seen)
+            exchange.tell(stopping(), seen.request_id)
         finally:
             self._serving.discard(task)
             if not self._serving:
@@ -245,7 +261,7 @@ class Gateway:
         try:
             self.guard.check_key(exchange.headers, self._clock.mono_s())
         except ApiError as error:
-            exchange.answer(error.status, error_headers(error), error_body(error))
+            exchange.tell(error)
             return
         exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
 
@@ -300,6 +316,7 @@ class Gateway:
             facts=facts,
             blocks=self._hasher.blocks(prompt, scope.space),
             key_class=scope.key_class,
+            salt=scope.salt,
             prompt_size=len(prompt),
             session=seen.prompt.session,
             label=label,
@@ -351,11 +368,11 @@ class Gateway:
 
 def _limits(config: GatewayConfig) -> FrontLimits:
     return FrontLimits(
-        head_bytes_max=HEAD_BYTES_MAX,
+        head_bytes_max=config.head_bytes_max,
         body_bytes_max=config.body_bytes_max,
-        head_s=HEAD_S,
+        head_s=config.head_timeout_s,
         body_idle_s=config.idle_timeout_s,
-        keep_alive_s=CLIENT_KEEPALIVE_S,
+        keep_alive_s=config.client_keepalive_s,
     )
 
 
@@ -369,9 +386,3 @@ def _class_of(error: ApiError) -> ErrorClass:
             return ErrorClass.OVERLOADED
         case _:
             return ErrorClass.BAD_REQUEST
-
-
-def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
-    """Answer with an error; an answer that has begun cannot be taken back."""
-    if not exchange.begun:
-        exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))
