@@ -280,8 +280,7 @@ class System:
 
     def in_flight(self, replica: str) -> int:
         """Requests that the gateway has on a replica."""
-        view = self.load.view(0.0).replica(replica)
-        return 0 if view is None else view.in_flight
+        return self.load.own_in_flight(replica)
 
     def url_of(self, replica: str) -> str | None:
         """Where a replica serves, None unless it is ready."""
@@ -344,7 +343,13 @@ class System:
 
     def _on_load(self, replica: str, load: EngineLoad, at_mono_s: float) -> None:
         """Take in what an attached server says of its load."""
-        self.load.seen(replica, now_s=at_mono_s, kv_used_share=load.kv_used_share)
+        self.load.seen(
+            replica,
+            now_s=at_mono_s,
+            kv_used_share=load.kv_used_share,
+            running=load.running,
+            waiting=load.waiting,
+        )
 
     def forget(self, replica: str) -> None:
         """Drop what is known of a replica that has left the fleet."""
