@@ -227,7 +227,7 @@ class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str,
         Meta(
             pattern="^(round_robin|least_loaded|prefix_affine|prefix_home)$",
-            description="Baseline.",
+            description="Baseline; prefix_home is for several gateways before one fleet.",
         ),
     ] = "round_robin"
     load_bound: Annotated[
@@ -242,6 +242,15 @@ class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     index_blocks_max: Annotated[
         int, Meta(ge=1024, description="Most blocks in the prefix index.")
     ] = 1_000_000
+    kv_events: Annotated[
+        dict[str, str],
+        Meta(
+            description=(
+                "By replica, where its engine publishes KV events (vLLM): tcp://HOST:PORT to connect to, or "
+                "bind:tcp://127.0.0.1:PORT where the engine connects. Needs the extra kv-events."
+            )
+        ),
+    ] = msgspec.field(default_factory=dict)
 
 
 class LedgerConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -44,7 +44,7 @@ ADMIN_TOKEN = "TRIMTAB_ADMIN_TOKEN"
 )
 @click.option(
     "--policy",
-    type=click.Choice(["round_robin", "least_loaded", "prefix_affine"]),
+    type=click.Choice(["round_robin", "least_loaded", "prefix_affine", "prefix_home"]),
     default=None,
     help="Routing [default: prefix_affine in front of attached servers, else round_robin].",
 )

@@ -13,14 +13,14 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from trimtab.core.kv_blocks import KvBatch
-from trimtab.core.ports import EngineFormatError
+from trimtab.core.ports import EngineFormatError, LaunchError
 from trimtab.engines.vllm_kv_events import read_kv_frames
 
 BIND: Final = "bind:"
 MESSAGES_WAITING_MAX: Final = 10_000
 
 
-class KvEventsError(RuntimeError):
+class KvEventsError(LaunchError):
     """KV events cannot be heard; the message says why and what to do."""
 
 
@@ -75,12 +75,12 @@ def _may_bind(address: str) -> bool:
 
 
 class KvListener:
-    """Listens to the publishers of several replicas; `run` hears for as long as it is awaited."""
+    """Listens to the publishers of several replicas: `open`, then `run` for as long as it is awaited."""
 
     def __init__(
         self,
         endpoints: Mapping[str, str],
-        heard: Callable[[str, KvBatch], None],
+        heard: Callable[[str, KvBatch], object],
         *,
         opened: Callable[[str], Receiver] = open_receiver,
     ) -> None:
@@ -88,21 +88,33 @@ class KvListener:
         self._endpoints = dict(endpoints)
         self._heard = heard
         self._opened = opened
+        self._receivers: dict[str, Receiver] = {}
         self.unreadable: dict[str, int] = dict.fromkeys(endpoints, 0)
         """By replica, messages that could not be read; what they told is missing, which their sequence shows."""
 
-    async def run(self) -> None:
-        """Hear all of them until cancelled; raises `KvEventsError` at once where one cannot be opened."""
-        receivers = {}
+    def open(self) -> None:
+        """Open all of them; raises `KvEventsError` where one cannot be, with all closed again."""
         try:
             for replica, endpoint in self._endpoints.items():
-                receivers[replica] = self._opened(endpoint)
+                self._receivers[replica] = self._opened(endpoint)
+        except KvEventsError:
+            self.close()
+            raise
+
+    async def run(self) -> None:
+        """Hear all that are open until cancelled, and close them then."""
+        try:
             async with asyncio.TaskGroup() as group:
-                for replica, receiver in receivers.items():
+                for replica, receiver in self._receivers.items():
                     group.create_task(self._hear(replica, receiver))
         finally:
-            for receiver in receivers.values():
-                receiver.close()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of all sockets."""
+        for receiver in self._receivers.values():
+            receiver.close()
+        self._receivers.clear()
 
     async def _hear(self, replica: str, receiver: Receiver) -> None:
         while True:

@@ -37,6 +37,7 @@ from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
+from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.model import baseline_revision
@@ -116,6 +117,7 @@ class System:
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
         )
+        self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(
             on_change=self._on_change,
             on_load=self._on_load,
@@ -202,6 +204,7 @@ class System:
             self.gateway.topology = topology_of(
                 len(self.fleet.replica_ids()), attached=self.attached is not None
             )
+            self._kv_events.open()
             self.port = await self.gateway.start()
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError)
@@ -209,7 +212,10 @@ class System:
                 "interrupted at the start" if cancelled else f"could not start: {error}"
             )
             raise
-        self._tasks = [asyncio.create_task(self._sample_views())]
+        self._tasks = [
+            asyncio.create_task(self._sample_views()),
+            asyncio.create_task(self._kv_events.run()),
+        ]
         if isinstance(self.probes, Probes):
             self._tasks.append(asyncio.create_task(self.probes.run()))
 
@@ -219,6 +225,7 @@ class System:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        self._kv_events.close()
         try:
             if self.port:
                 await self.gateway.drain(min(DRAIN_S, self.config.fleet.stop_grace_s))
