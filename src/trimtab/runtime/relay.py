@@ -14,6 +14,7 @@ from trimtab.policies.outliers import Outcome
 from trimtab.policies.router import Router
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import RETRIED_STATUSES, Guard
+from trimtab.runtime.heartbeat import Heartbeat
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.relay_stream import StreamPump
 from trimtab.runtime.secret import Secret
@@ -27,9 +28,6 @@ from trimtab.runtime.upstream_connection import (
 from trimtab.runtime.wire import (
     ApiError,
     Pairs,
-    error_body,
-    error_event,
-    error_headers,
     request_headers,
     response_headers,
     stopping,
@@ -151,7 +149,7 @@ class Relay:
         assert routed is not None
         if routed.replica is None:
             seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
-            _say(NO_REPLICA, exchange, seen)
+            exchange.tell(NO_REPLICA, seen.request_id)
             return
         headers = request_headers(exchange.headers, drop=map(str.encode, seen.told_upstream))
         headers += [(name.encode(), value.encode()) for name, value in seen.told_upstream.items()]
@@ -195,6 +193,7 @@ class Relay:
         head = [*_passed(answer, seen, drop=(b"x-accel-buffering",)), (b"X-Accel-Buffering", b"no")]
 
         def begin() -> None:
+            exchange.is_events = True
             exchange.begin(answer.status, head)
 
         pump = StreamPump(
@@ -206,9 +205,17 @@ class Relay:
             self._secret,
             lambda why: answer.fail(UpstreamBrokenError(why)),
             begin,
+            event_bytes_max=answer.config.event_bytes_max,
+        )
+        heart = Heartbeat(
+            answer.config.heartbeat_s,
+            seen_s=lambda: answer.seen_s,
+            may_beat=lambda: pump.is_between and not exchange.is_full,
+            beat=pump.write,
         )
         seen.status = answer.status
         exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
+        answer.on_stuck = exchange.drop
         if exchange.is_full:
             answer.pause()
         failure: tuple[ErrorClass, ApiError] | None = None
@@ -226,6 +233,7 @@ class Relay:
             _uncancel()
             failure = ErrorClass.STREAM_TRUNCATED, stopping()
         finally:
+            heart.stop()
             pump.digest()
         if pump.too_large is not None:
             failure = (
@@ -245,7 +253,8 @@ def _end(
         failure = ErrorClass.STREAM_TRUNCATED, TRUNCATED
     if failure is not None:
         seen.failed(seen.status, failure[0])
-        exchange.write(error_event(failure[1]))
+        exchange.tell(failure[1])
+        return
     exchange.end()
 
 
@@ -258,11 +267,7 @@ def _uncancel() -> None:
 def _refuse(error: UpstreamError, exchange: Exchange, seen: Measurement) -> None:
     error_class, said = _explain(error, seen)
     seen.failed(said.status, error_class)
-    _say(said, exchange, seen)
-
-
-def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
-    exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))
+    exchange.tell(said, seen.request_id)
 
 
 def _passed(answer: UpstreamResponse, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
