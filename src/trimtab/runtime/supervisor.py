@@ -40,6 +40,7 @@ from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
+from trimtab.runtime.metrics import ReplicaFigures
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes
 from trimtab.runtime.secret import load_secret
@@ -156,10 +157,11 @@ class System:
                 secret_path=secret_path,
             ),
         )
-        self.gateway.metrics.show_fleet(
-            lambda: figures_of(
-                self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
-            )
+        self.gateway.metrics.show_fleet(self._figures)
+
+    def _figures(self) -> Iterable[ReplicaFigures]:
+        return figures_of(
+            self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
         )
 
     async def __aenter__(self) -> "System":
