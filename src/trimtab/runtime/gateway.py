@@ -21,6 +21,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.access import OPEN, Access
+from trimtab.runtime.coding import decoded_body
 from trimtab.runtime.debug_route import DebugRoute
 from trimtab.runtime.exchange import ClientGoneError, Exchange
 from trimtab.runtime.fleetpage import models_page
@@ -283,7 +284,9 @@ class Gateway:
             raise ApiError(404, "invalid_request_error", "not_found", "Not Found")
         if exchange.method != b"POST":
             raise ApiError(405, "invalid_request_error", "not_found", "Method Not Allowed")
-        body = await exchange.read()
+        body = decoded_body(
+            await exchange.read(), exchange.headers, bytes_max=self._config.body_bytes_max
+        )
         caller = seen.caller
         assert caller is not None, "admitted before"
         now_s = self._clock.mono_s()

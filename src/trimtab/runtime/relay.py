@@ -151,7 +151,9 @@ class Relay:
             seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
             exchange.tell(NO_REPLICA, seen.request_id)
             return
-        headers = request_headers(exchange.headers, drop=map(str.encode, seen.told_upstream))
+        headers = request_headers(
+            exchange.headers, drop=(b"content-encoding", *map(str.encode, seen.told_upstream))
+        )
         headers += [(name.encode(), value.encode()) for name, value in seen.told_upstream.items()]
         seen.captured = self._router.dispatched(routed)
         stream = routed.query.facts.stream
