@@ -199,6 +199,17 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the tokens one replica is believed to hold, 0 if none."""
         return self.holdings.by(replica_id)
 
+    @property
+    def chosen(self) -> object:
+        """What a policy chose for this very request and view before, if its explanation is all that is asked."""
+        return self.__dict__.get("_chosen")
+
+
+def with_chosen(request: RouteRequest, chosen: object) -> RouteRequest:
+    """Hand a request what was chosen for it, so that explaining it need not choose again."""
+    request.__dict__["_chosen"] = chosen
+    return request
+
 
 def with_holdings(
     request: RouteRequest, holdings: HeldColumns, *, explained: bool = True

@@ -20,6 +20,7 @@ from trimtab.core.decision import (
     RoutingDecision,
     RoutingPolicy,
     listed,
+    with_chosen,
     with_holdings,
 )
 from trimtab.core.kv_blocks import KvBatch, KvBlocks, KvNews, KvRemoved
@@ -87,12 +88,13 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explained(routed: Routed) -> Explained:
     """Return a decision with every term of its candidates.
 
-    Deciding is pure, so the same decision is made once more, from the same values, and this time written down. That is
-    done when a request has ended; on its way to its replica nobody waits for it.
+    What was chosen stands; its terms are worked out from the same values, and written down. That is done when a request
+    has ended; on its way to its replica nobody waits for it.
     """
     holdings, seen = routed.request.holdings, routed.seen
     asked = msgspec.structs.replace(routed.request, held=_listed(holdings, seen.columns.ids))
-    decision = routed.policy.decide(seen, with_holdings(asked, holdings), routed.draw)
+    with_chosen(with_holdings(asked, holdings), routed.request.chosen)
+    decision = routed.policy.decide(seen, asked, routed.draw)
     named = {one.replica for one in decision.candidates} if decision.omitted else None
     return Explained(decision=decision, view=listed(seen, named), asked=asked)
 
@@ -128,13 +130,13 @@ class Router:
         self._explained = explained
         self._met: tuple[str, ...] = ()
 
-    def route(self, query: RouteQuery) -> Routed:
-        """Decide what a request meets and where it goes, and count it on its replica.
+    def route(self, query: RouteQuery, plan: TrafficPlan | None = None) -> Routed:
+        """Decide what a request meets, by the standing plan if none is given, and where it goes; count it there.
 
         Where the arm's replicas are all away, the request is served by any other and left out of the comparison:
         service comes before proof.
         """
-        plan = self.plan
+        plan = plan or self.plan
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         exposure = self._exposure(
             plan, query, prompt_tokens, self._place(plan, query, self._places.of)
@@ -145,10 +147,7 @@ class Router:
         return self._admit(routed)
 
     def preview(self, query: RouteQuery) -> tuple[Routed, Explained]:
-        """Return what `route` would decide now and why, and change nothing.
-
-        The one thing that it cannot know is the draw of a policy that draws; it is taken as 0.5.
-        """
+        """Return what `route` would decide now and why, and change nothing; a draw is taken as 0.5."""
         plan = self.plan
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         place = self._place(plan, query, self._places.peek)

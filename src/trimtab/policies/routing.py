@@ -41,6 +41,7 @@ from trimtab.core.decision import (
     RouteReason,
     RouteRequest,
     RoutingDecision,
+    with_chosen,
 )
 from trimtab.policies.routing_few import FEW_MAX, Few, least_loaded_few, prefix_affine_few
 from trimtab.policies.routing_home import homed
@@ -99,9 +100,10 @@ class LeastLoaded(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose the least load; preferred replicas win ties."""
-        if len(view.columns.ids) <= FEW_MAX:
+        outcome = _chosen_before(request)
+        if outcome is None and len(view.columns.ids) <= FEW_MAX:
             outcome = least_loaded_few(Few(view, request), self.cost)
-        else:
+        elif outcome is None:
             outcome = least_loaded_many(Many(view, request), self.cost)
 
         def judged(few: Few, at: int) -> Judged:
@@ -124,9 +126,10 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose within the bound; only if no replica is within it, among all that are ready."""
         bounds = self.bounds
-        if len(view.columns.ids) <= FEW_MAX:
+        outcome = _chosen_before(request)
+        if outcome is None and len(view.columns.ids) <= FEW_MAX:
             outcome = prefix_affine_few(Few(view, request), bounds)
-        else:
+        elif outcome is None:
             outcome = prefix_affine_many(Many(view, request), bounds)
         if request.key_mismatch and outcome.winner is not None:
             outcome = msgspec.structs.replace(outcome, reason=RouteReason.ROUTER_KEY_MISMATCH)
@@ -161,8 +164,12 @@ class PrefixHome(PrefixAffine, frozen=True, kw_only=True, dict=True):
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose by the key and by what engines tell, not by what this gateway has in flight."""
         bounds = self.bounds
-        outcome = homed(view, request, bounds)
+        outcome = _chosen_before(request) or homed(view, request, bounds)
         return _decision(self.name, view, request, outcome, bounds, self.judged)
+
+
+def _chosen_before(request: RouteRequest) -> Outcome | None:
+    return request.chosen if request.explained and isinstance(request.chosen, Outcome) else None
 
 
 def _decision(
@@ -179,6 +186,8 @@ def _decision(
     candidates: tuple[Candidate, ...] = ()
     if request.explained:
         candidates = _candidates(view, request, outcome, by, judged)
+    else:
+        with_chosen(request, outcome)
     return RoutingDecision(
         request_id=request.request_id,
         at_s=view.at_s,
