@@ -135,7 +135,7 @@ def _checked(values: dict[str, object]) -> FleetConfig:
 
 def _server(text: str) -> AttachedServer:
     """Read [NAME=]URL; raises `ConfigError`."""
-    name, _, url = text.rpartition("=") if "=" in text.partition("://")[0] else ("", "", text)
+    name, _, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
     try:
         return msgspec.convert({"name": name, "url": url}, AttachedServer)
     except msgspec.ValidationError as error:

@@ -285,6 +285,8 @@ class System:
             config.gateway.streams_max, config.tenants, config.guard, self.clock.mono_s()
         )
         self.telemetry.reopen()
+        if isinstance(self.probes, Probes):
+            self.probes.every_s = config.fleet.probe_every_s
         self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:
