@@ -31,6 +31,7 @@ from trimtab.runtime.gateway_pages import GatewayPages
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
+from trimtab.runtime.pass_through import PassThrough
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
@@ -111,6 +112,9 @@ class Gateway:
         self.guard = guard or Guard(places=config.streams_max, load=router.load, secret=secret)
         self._relay = Relay(
             router, self._upstream, engine, clock, secret, self.guard, lambda: self._is_stopping
+        )
+        self._pass_through = PassThrough(
+            router, self._upstream, engine, clock, secret, self.guard, self._relay
         )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
         self.metrics.guard.counts = lambda: self.guard.counts
@@ -281,7 +285,9 @@ class Gateway:
     async def _answer(self, exchange: Exchange, seen: Measurement) -> None:
         path = exchange.path
         if path not in ENDPOINTS:
-            raise ApiError(404, "invalid_request_error", "not_found", "Not Found")
+            bytes_max = self._config.body_bytes_max
+            await self._pass_through.run(exchange, seen, body_bytes_max=bytes_max)
+            return
         if exchange.method != b"POST":
             raise ApiError(405, "invalid_request_error", "not_found", "Method Not Allowed")
         body = decoded_body(
