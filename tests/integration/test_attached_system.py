@@ -237,6 +237,10 @@ async def test_server_that_closes_earlier_than_the_pool_is_told_of(tmp_path: Pat
             attached.warnings["a"],
         )
         assert "b" not in attached.warnings
+        shorter = msgspec.structs.replace(found.config.gateway, upstream_keepalive_s=0.0)
+        found.want(gateway=shorter)
+        found.reloader.reload()
+        assert attached.warnings == {}
 
 
 async def test_reload_adds_a_server_without_dropping_a_stream(tmp_path: Path) -> None:

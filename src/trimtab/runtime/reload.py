@@ -14,7 +14,7 @@ from trimtab.core.events import ConfigReloaded
 from trimtab.core.ports import LaunchError
 from trimtab.runtime.supervisor import System
 
-_GATEWAY_START: Final = frozenset({"host", "port", "tls_certificate", "tls_key"})
+_GATEWAY_START: Final = frozenset({"host", "port", "tls_cert", "tls_key"})
 _FLEET_LIVE: Final = frozenset(
     {
         "attached",
@@ -81,7 +81,8 @@ class Reloader:
             )
         live, done = merged(now, wanted)
         if system.attached is not None:
-            system.attached.use_config(live.fleet)
+            idle_s = live.gateway.upstream_keepalive_s
+            system.attached.use_config(live.fleet, pool_idle_s=idle_s)
         system.use_config(live)
         return done
 
