@@ -59,7 +59,6 @@ class DebugRoute:
         router: Router,
         engine: EngineFormat,
         clock: Clock,
-        *,
         hasher: BlockHasher,
         secret: Secret,
         check_admin: Callable[[web.Request], None],

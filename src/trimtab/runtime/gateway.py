@@ -120,26 +120,7 @@ class Gateway:
         self.metrics.guard.counts = lambda: self.guard.counts
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
-        debug = DebugRoute(
-            router,
-            engine,
-            clock,
-            hasher=hasher,
-            secret=secret,
-            check_admin=lambda request: self.check_admin(request),
-        )
-        self.pages = GatewayPages(
-            router,
-            self.metrics,
-            clock,
-            (*extra_routes, *debug.routes()),
-            admin_token,
-            is_draining=lambda: self._is_draining,
-            check_admin=lambda request: self.check_admin(request),
-            isolation=tested_through(
-                router.load, lambda: self._models()[0], engine, secret, self._upstream
-            ),
-        )
+        self.pages = self._made_pages(extra_routes, admin_token)
         self._front = FrontServer(self._serve, _limits(config))
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -148,6 +129,24 @@ class Gateway:
         self._is_stopping = False
         self.stopped = asyncio.Event()
         """Set when the gateway begins to stop: endless answers of extra routes end then by themselves."""
+
+    def _made_pages(
+        self, extra_routes: Iterable[web.AbstractRouteDef], admin_token: str | None
+    ) -> GatewayPages:
+        router, engine, secret = self._router, self._engine, self._secret
+        debug = DebugRoute(router, engine, self._clock, self._hasher, secret, self.check_admin)
+        return GatewayPages(
+            router,
+            self.metrics,
+            self._clock,
+            (*extra_routes, *debug.routes()),
+            admin_token,
+            is_draining=lambda: self._is_draining,
+            check_admin=lambda request: self.check_admin(request),
+            isolation=tested_through(
+                router.load, lambda: self._models()[0], engine, secret, self._upstream
+            ),
+        )
 
     @property
     def is_draining(self) -> bool:
