@@ -90,10 +90,7 @@ class Gateway:
         watch: RequestWatch | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`.
-
-        `guard`: None asks nobody for a key.
-        """
+        """Serve as `config` says; `models` where those may change, else `model`; no `guard` asks nobody for a key."""
         self._config = config
         self._router = router
         self._engine = engine
