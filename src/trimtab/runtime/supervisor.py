@@ -253,7 +253,8 @@ class System:
     def url(self) -> str:
         """Where the gateway listens."""
         host = self.config.gateway.host
-        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
+        scheme = "https" if self.config.gateway.tls_cert else "http"
+        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
     @property
     def records(self) -> tuple[RequestRecord, ...]:
