@@ -26,7 +26,7 @@ from trimtab.runtime.serve import serve
 from trimtab.runtime.supervisor import System
 
 COLLECT_AFTER = (20_000, 20, 100)
-"""When Python looks for cycles: among young objects every 20,000 of them, among all very seldom. The look at all walks the
+"""When Python looks for cycles: among young objects every 20,000 of them, among all very seldom. The last walks the
 prefix index and every kept record while streams wait: 75 to 640 ms were seen within seconds at 1,024 streams.
 """
 
