@@ -61,7 +61,7 @@ def main() -> None:
         random.Random(seed).shuffle(order)
         for router in order:
             with tempfile.TemporaryDirectory(prefix="trimtab-routing-") as folder:
-                run = uvloop.run(one(router, given.replicas, given.sessions, seed, Path(folder)))
+                run = uvloop.run(one(router, given, seed, Path(folder)))
             runs.append(run)
             print(json.dumps(run), flush=True)
             save(given.out, runs)
@@ -75,20 +75,25 @@ def arguments() -> Any:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--sessions", choices=sorted(USERS_A_REPOSITORY), default=SHARED)
     parser.add_argument("--routers", default=",".join(ROUTERS))
+    parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", action="store_true")
     return parser.parse_args()
 
 
-async def one(router: str, replicas: int, kind: str, seed: int, folder: Path) -> dict[str, Any]:
+async def one(router: str, given: Any, seed: int, folder: Path) -> dict[str, Any]:
     """Run the sessions once behind a router over fresh replicas, and return the figures."""
     workload = sessions(
-        kind, users=USERS, turns=TURNS, repository_tokens=REPOSITORY_TOKENS, seed=seed
+        given.sessions,
+        users=USERS,
+        turns=given.turns,
+        repository_tokens=REPOSITORY_TOKENS,
+        seed=seed,
     )
     launcher = LlamaCppLauncher(clock=SystemClock(), start_timeout_s=READY_S, threads=1)
     revision = baseline_revision(EngineConfig())
-    names = [f"r{number}" for number in range(replicas)]
+    names = [f"r{number}" for number in range(given.replicas)]
     try:
         urls = [await launcher.start(revision, placed) for placed in launcher.place(names)]
         rows = await behind(router, urls, workload, folder)
@@ -102,8 +107,9 @@ async def one(router: str, replicas: int, kind: str, seed: int, folder: Path) ->
     assert ttft is not None, f"no answer came behind {router}: {summary.errors}"
     return {
         "router": router,
-        "replicas": replicas,
-        "sessions": kind,
+        "replicas": given.replicas,
+        "sessions": given.sessions,
+        "turns": given.turns,
         "seed": seed,
         "requests": summary.n,
         "errors": summary.errors,
@@ -164,20 +170,21 @@ def table(runs: list[dict[str, Any]]) -> str:
         " | largest share | errors |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    groups = sorted({(run["replicas"], run["sessions"]) for run in runs})
-    for replicas, kind in groups:
+    groups = sorted({(run["replicas"], run["sessions"], run["turns"]) for run in runs})
+    for group in groups:
         for router in ROUTERS:
             mine = [
                 run
                 for run in runs
-                if (run["replicas"], run["sessions"], run["router"]) == (replicas, kind, router)
+                if (run["replicas"], run["sessions"], run["turns"]) == group
+                and run["router"] == router
             ]
             if not mine:
                 continue
             cells = [f"{statistics.median(run[name] for run in mine):,.0f}" for name in names]
             share = statistics.median(run["computed_share_max"] for run in mine)
             errors = sum(sum(run["errors"].values()) for run in mine)
-            head = f"| {replicas} | {kind} | {router} | {len(mine)} | "
+            head = f"| {group[0]} | {group[1]}, {group[2]} turns | {router} | {len(mine)} | "
             lines.append(head + " | ".join(cells) + f" | {share:.0%} | {errors} |")
     return "\n".join(lines)
 

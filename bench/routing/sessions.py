@@ -13,6 +13,7 @@ from trimtab.workloads.coding import CodingParams, coding
 TURNS_DRAWN: Final = 40
 """Turns drawn for each user, of which one whole session is taken."""
 
+BLOCK_TOKENS_MAX: Final = 60
 OWN: Final = "own"
 SHARED: Final = "shared"
 USERS_A_REPOSITORY: Final = {OWN: 1, SHARED: 4}
@@ -34,6 +35,7 @@ def sessions(kind: str, *, users: int, turns: int, repository_tokens: int, seed:
             rate_per_s=1_000.0,
             requests=users * TURNS_DRAWN,
             repository_tokens=repository_tokens,
+            block_tokens_max=BLOCK_TOKENS_MAX,
             think_s_min=0.0,
             seed=seed,
         ),

@@ -156,3 +156,17 @@ async def test_real_answers_pass_and_are_measured(front: Front) -> None:
 async def is_busy(client: aiohttp.ClientSession, url: str) -> bool:
     async with client.get(url + "/slots") as response:
         return any(slot["is_processing"] for slot in await response.json())
+
+
+async def test_slots_of_llama_cpp_leak_between_tenants_and_the_test_says_so(front: Front) -> None:
+    """It knows no salts: another tenant finds the prompt in the slot, which is told as a leak."""
+    url: str = front.url  # type: ignore[attr-defined]
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(url + "/debug/isolation") as response,
+    ):
+        report = await response.json()
+    probe = report["replicas"][0]["probe"]
+    assert (response.status, report["verdict"], report["n"]) == (200, "leaks", 1)
+    assert probe["same"] > 0.9 * probe["prompt_tokens"]
+    assert probe["other"] > 0.9 * probe["prompt_tokens"]

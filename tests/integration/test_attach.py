@@ -189,7 +189,8 @@ async def test_start_time_tells_a_restart_too() -> None:
         server.started_at_s += 100.0
         server.prompt_tokens_total += 50.0
         await until(lambda: found.fleet.info("a").crashes == 1)
-        await until(lambda: found.fleet.info("a").started_at_s == server.started_at_s)
+        await until(lambda: found.state("a") is ReplicaState.READY)
+        assert found.fleet.info("a").started_at_s == server.started_at_s
 
 
 async def test_server_of_another_model_is_not_taken() -> None:

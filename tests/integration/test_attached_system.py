@@ -1,7 +1,9 @@
 """The whole gateway in front of servers that somebody else runs, over real sockets."""
 
 import asyncio
+import contextlib
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -211,6 +213,34 @@ async def test_engine_s_own_load_is_seen_in_views_and_metrics(tmp_path: Path) ->
 def _kv(found: Serving, replica: str) -> float | None:
     view = found.system.load.replica(replica)
     return None if view is None else view.kv_used_share
+
+
+class Impatient(FakeServer):
+    """Closes a connection that was idle for a fifth of a second."""
+
+    async def _connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await super()._connection(reader, writer, number)
+
+
+async def test_server_that_closes_earlier_than_the_pool_is_told_of(tmp_path: Path) -> None:
+    """With both numbers, at the start, before a request meets a reset."""
+    async with serving(tmp_path, Impatient(), FakeServer()) as found:
+        attached = found.system.attached
+        assert attached is not None
+        await until(lambda: "a" in attached.warnings)
+        assert re.match(
+            r"a closes idle connections after 0\.\d s \(seen\), and the gateway keeps them for 3\.0 s",
+            attached.warnings["a"],
+        )
+        assert "b" not in attached.warnings
+        shorter = msgspec.structs.replace(found.config.gateway, upstream_keepalive_s=0.0)
+        found.want(gateway=shorter)
+        found.reloader.reload()
+        assert attached.warnings == {}
 
 
 async def test_reload_adds_a_server_without_dropping_a_stream(tmp_path: Path) -> None:

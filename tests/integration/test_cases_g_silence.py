@@ -1,6 +1,7 @@
 """Idle connections that the engine closed, silence inside a stream, and streams without an end."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -99,3 +100,56 @@ async def test_engine_is_told_apart_from_its_silence(gap_s: float) -> None:
         reply = await fleet.post()
         await until(lambda: engine.open_connections == 0)
     assert reply.body == SAID + DONE
+
+
+COMMENT = b": keep-alive\n\n"
+
+
+@pytest.mark.parametrize("cut", [1, 8, len(SAID) - 1])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+async def test_no_comment_falls_into_an_event(cut: int, end: bytes) -> None:
+    """An engine that is silent in the middle of an event gets no comment until its end, however long it takes."""
+    event = SAID.replace(b"\n", end)
+    parts = [event, event[:cut], event[cut:], DONE]
+    script = stream_of(parts, gap_s=0.35)
+    async with Harness(FakeEngine(script=script), heartbeat_s=0.1) as fleet:
+        reply = await fleet.post()
+        record = await fleet.record()
+    assert reply.body.replace(COMMENT, b"") == event * 2 + DONE
+    # nothing but whole events and comments, one after the other, and nothing behind the end mark
+    whole = b"(?:%b|%b)*%b" % (re.escape(event), re.escape(COMMENT), re.escape(DONE))
+    assert re.fullmatch(whole, reply.body)
+    assert COMMENT in reply.body
+    assert (record.ok, record.chunks) == (True, 2)
+
+
+@pytest.mark.parametrize("heartbeat_s", [0.05, 0.1, 0.2])
+async def test_silence_between_events_is_bridged_with_comments(heartbeat_s: float) -> None:
+    """At a boundary each silence of the configured length gets one comment, and none is counted as an event."""
+    script = stream_of([SAID, SAID, DONE], gap_s=0.5)
+    async with Harness(FakeEngine(script=script), heartbeat_s=heartbeat_s) as fleet:
+        reply = await fleet.post()
+        record = await fleet.record()
+    assert reply.body.replace(COMMENT, b"") == SAID + SAID + DONE
+    between = reply.body.partition(SAID)[2].partition(SAID)[0]
+    assert 1 <= between.count(COMMENT) <= 0.6 / heartbeat_s
+    assert (record.ok, record.chunks) == (True, 2)
+
+
+async def test_no_comment_is_sent_unless_it_is_asked_for() -> None:
+    """By default silence stays silence."""
+    script = stream_of([SAID, DONE], gap_s=0.6)
+    async with Harness(FakeEngine(script=script)) as fleet:
+        reply = await fleet.post()
+    assert reply.body == SAID + DONE
+
+
+async def test_comments_do_not_hide_that_a_replica_is_silent_for_too_long() -> None:
+    """The limit on silence counts what the replica says, not what the gateway says in its place."""
+    script = stream_of([SAID, DONE], gap_s=2.0)
+    async with Harness(FakeEngine(script=script), heartbeat_s=0.1, idle_timeout_s=0.5) as fleet:
+        reply = await fleet.post()
+        record = await fleet.record()
+    assert reply.body.startswith(SAID + COMMENT)
+    assert reply.body.count(b"upstream_timeout") == 1
+    assert record.error is ErrorClass.UPSTREAM_TIMEOUT

@@ -94,6 +94,11 @@ def test_shorter_pool_is_no_trouble(closed_s: float | None, said_s: float | None
     assert keepalive_trouble(3.0, kept, replica="a") == ""
 
 
+def test_pool_that_keeps_nothing_is_no_trouble() -> None:
+    """Every request opens a connection of its own."""
+    assert keepalive_trouble(0.0, KeptAlive(closed_after_s=0.2, watched_s=2.0), replica="a") == ""
+
+
 def test_times_that_are_too_close_race() -> None:
     """Half a second of difference is lost on the way."""
     kept = KeptAlive(closed_after_s=5.0, watched_s=7.0)

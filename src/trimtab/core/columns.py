@@ -237,6 +237,12 @@ class HeldColumns:
         self.best = best
         self.displaces = bool(displaced.any()) if displaces is None else displaces
 
+    def corrected(self, exact: Mapping[str, int], ids: tuple[str, ...]) -> "HeldColumns":
+        """Return the same for these replicas, with what is known exactly of some of them."""
+        tokens = np.array([exact.get(id_, self.by(id_)) for id_ in ids], dtype=np.float64)
+        displaced = np.array([self.displaced_by(id_) for id_ in ids], dtype=np.float64)
+        return HeldColumns({id_: at for at, id_ in enumerate(ids)}, tokens, displaced)
+
     def by(self, replica: str) -> int:
         """Return the tokens a replica is believed to hold."""
         at = self._places.get(replica)

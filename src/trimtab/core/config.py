@@ -171,7 +171,19 @@ class GatewayConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     body_bytes_max: Annotated[int, Meta(ge=1024, description="Largest request body, in bytes.")] = (
         32 * 1024 * 1024
     )
+    head_bytes_max: Annotated[
+        int, Meta(ge=1024, le=262_144, description="Largest head of a request, in bytes.")
+    ] = 64 * 1024
+    event_bytes_max: Annotated[
+        int, Meta(ge=1024, description="Largest server-sent event of a replica, in bytes.")
+    ] = 1024 * 1024
     streams_max: Annotated[int, Meta(ge=1, description="Most requests in flight at once.")] = 1024
+    head_timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest time a client takes for a request's head.")
+    ] = 30.0
+    client_keepalive_s: Annotated[
+        float, Meta(gt=0, description="How long an idle connection of a client is kept.")
+    ] = 75.0
     connect_timeout_s: Annotated[
         float, Meta(gt=0, description="Longest wait for a replica to accept.")
     ] = 5.0
@@ -181,6 +193,24 @@ class GatewayConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_timeout_s: Annotated[float, Meta(gt=0, description="Longest silence inside a stream.")] = (
         120.0
     )
+    total_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="Longest time from a request's head to the end of its answer."),
+    ] = 3600.0
+    heartbeat_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Silence in a stream after which a comment is sent between two events; 0: none is sent.",
+        ),
+    ] = 0.0
+    tls_cert: Annotated[
+        str,
+        Meta(description="File of the certificate chain (PEM) to serve TLS with; empty: no TLS."),
+    ] = ""
+    tls_key: Annotated[
+        str, Meta(description="File of its private key; empty: it lies in the same file.")
+    ] = ""
     upstream_keepalive_s: Annotated[
         float,
         Meta(
@@ -194,7 +224,11 @@ class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The baseline routing policy and the bounds of prefix-affine routing."""
 
     policy: Annotated[
-        str, Meta(pattern="^(round_robin|least_loaded|prefix_affine)$", description="Baseline.")
+        str,
+        Meta(
+            pattern="^(round_robin|least_loaded|prefix_affine|prefix_home)$",
+            description="Baseline; prefix_home is for several gateways before one fleet.",
+        ),
     ] = "round_robin"
     load_bound: Annotated[
         float, Meta(ge=1.0, le=10.0, description="A candidate's load over the mean at most.")
@@ -208,6 +242,15 @@ class RoutingConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     index_blocks_max: Annotated[
         int, Meta(ge=1024, description="Most blocks in the prefix index.")
     ] = 1_000_000
+    kv_events: Annotated[
+        dict[str, str],
+        Meta(
+            description=(
+                "By replica, where its engine publishes KV events (vLLM): tcp://HOST:PORT to connect to, or "
+                "bind:tcp://127.0.0.1:PORT where the engine connects. Needs the extra kv-events."
+            )
+        ),
+    ] = msgspec.field(default_factory=dict)
 
 
 class LedgerConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -165,7 +165,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `held`: what replicas hold of it, those that hold nothing may be left out. Of a large fleet it is empty and the
     prefix index's columns stand for it (`with_holdings`): such a request cannot be decided again from the ledger.
     `hot_tokens`: how much of its beginning so many requests in flight share that a second replica should hold it; 0 for
-    none. `key_mismatch`: router and engine disagree about its class of prefix keys, so nothing counts as held.
+    none. `home_key`: what several gateways send it by (`policies.home_keys`), None for its session. `key_mismatch`:
+    router and engine disagree about its class of prefix keys, so nothing counts as held.
     """
 
     request_id: str
@@ -182,6 +183,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     arm: Arm = Arm.BASELINE
     lever: str | None = None
     hot_tokens: int = 0
+    home_key: int | None = None
     key_mismatch: bool = False
 
     @property
@@ -201,6 +203,17 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def held_by(self, replica_id: str) -> int:
         """Return the tokens one replica is believed to hold, 0 if none."""
         return self.holdings.by(replica_id)
+
+    @property
+    def chosen(self) -> object:
+        """What a policy chose for this very request and view before, if its explanation is all that is asked."""
+        return self.__dict__.get("_chosen")
+
+
+def with_chosen(request: RouteRequest, chosen: object) -> RouteRequest:
+    """Hand a request what was chosen for it, so that explaining it need not choose again."""
+    request.__dict__["_chosen"] = chosen
+    return request
 
 
 def with_holdings(

@@ -19,6 +19,7 @@ Source of the slot rule: `get_available_slot` of llama.cpp's server.
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -216,6 +217,21 @@ class PrefixIndex:
         if slots is not None:
             self._slots[number] = SlotCache(*slots.settings)
             self._known.add(number)
+
+    def limit(self, replica: str, size_bytes: float) -> int:
+        """Drop what a replica holds by our belief beyond what it holds by its own word; return the blocks dropped.
+
+        What was used longest ago goes first, as in the engine. Of replicas with slots nothing is dropped.
+        """
+        number = self._numbers.get(replica)
+        if number is None or number in self._slots:
+            return 0
+        cache = self._cache(number)
+        before, most = cache.size, math.ceil(size_bytes / self._block_bytes)
+        while cache.size > most:
+            cache.drop_tail(cache.size - most)
+        self._size += cache.size - before
+        return before - cache.size
 
     def correct(
         self, replica: str, blocks: Blocks, promised_tokens: int, delivered_tokens: int

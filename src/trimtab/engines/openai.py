@@ -46,6 +46,7 @@ class Usage(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What a choice adds; in a whole response, the message."""
 
+    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -249,7 +250,7 @@ def event_of_chunk(chunk: Chunk, report: EngineReport | None) -> StreamEvent:
         text="".join(_choice_text(choice) for choice in chunk.choices),
         finish_reason=finish_reason_of(chunk),
         report=report,
-        usage_only=not chunk.choices and chunk.usage is not None,
+        usage_only=chunk.usage is not None and not any(map(_carries, chunk.choices)),
         error=_error_text(chunk.error),
     )
 
@@ -260,6 +261,13 @@ def finish_reason_of(chunk: Chunk) -> str | None:
         if choice.finish_reason:
             return choice.finish_reason
     return None
+
+
+def _carries(choice: Choice) -> bool:
+    """Return whether a choice says anything: some servers send an empty one beside the usage."""
+    said = choice.delta or choice.message
+    has_role = said is not None and said.role is not None
+    return bool(choice.finish_reason or has_role or _choice_text(choice))
 
 
 def _error_text(error: ErrorDetail | str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from trimtab.interfaces.common import friendly
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.load import LoadProgress, run_load
 from trimtab.runtime.load_result import LoadResult, Spread
+from trimtab.runtime.secret_refs import resolve_secret
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.tune_plan import TunePlan, make_workload
 from trimtab.workloads.base import Workload, WorkloadError
@@ -61,6 +63,9 @@ FORMATS = ("jsonl", "mooncake", "azure", "sessions")
     help="Context of one slot of the server, in tokens; made prompts stay inside it.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--api-key", default="", help="Key to send along: env:NAME or file:PATH [default: none]."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @friendly
 def load(
@@ -72,6 +77,7 @@ def load(
     users: int,
     context: int,
     seed: int,
+    api_key: str,
     as_json: bool,
 ) -> None:
     """Send a workload to URL at its intended times (open loop) and report what came of it.
@@ -82,7 +88,8 @@ def load(
         made = _made(workload, rate, requests, users, context, seed)
     else:
         made = _from_file(Path(workload), file_format, rate, requests, context, seed)
-    result = asyncio.run(_send(url, made, quiet=as_json))
+    headers = {"Authorization": f"Bearer {resolve_secret(api_key)}"} if api_key else {}
+    result = asyncio.run(_send(url, made, headers, quiet=as_json))
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
@@ -126,9 +133,11 @@ def _from_file(
                 return from_jsonl(lines, params, rng, file=str(path))
 
 
-async def _send(url: str, workload: Workload, *, quiet: bool) -> LoadResult:
+async def _send(
+    url: str, workload: Workload, headers: Mapping[str, str], *, quiet: bool
+) -> LoadResult:
     if quiet:
-        return await run_load(url, workload, clock=SystemClock())
+        return await run_load(url, workload, headers=headers, clock=SystemClock())
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -146,7 +155,7 @@ async def _send(url: str, workload: Workload, *, quiet: bool) -> LoadResult:
                 description=f"{workload.name}: {seen.sent} sent{errors}",
             )
 
-        return await run_load(url, workload, on_progress=show, clock=SystemClock())
+        return await run_load(url, workload, on_progress=show, headers=headers, clock=SystemClock())
 
 
 def _print(result: LoadResult, console: Console) -> None:

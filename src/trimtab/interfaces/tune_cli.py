@@ -7,6 +7,7 @@ import msgspec
 from rich.console import Console
 
 from trimtab.core.config import Config, ConfigError
+from trimtab.core.config_guard import Auth
 from trimtab.interfaces.common import friendly, read_config, run_until_told, with_options
 from trimtab.interfaces.report import ReportError, print_summary, write_report
 from trimtab.interfaces.tune_console import TuneConsole
@@ -105,9 +106,11 @@ def tune(
 
 
 def _config(config: Config, replicas: int | None, model: str | None, report: Path) -> Config:
-    """A tune has a gateway port and a ledger of its own, so that it can run beside a fleet."""
+    """A tune has a gateway port and a ledger of its own, so that it can run beside a fleet, and needs no key."""
     ledger = _fresh(report / "ledger.sqlite")
     changed = with_options(config, replicas=replicas, model=model, port=0, ledger=str(ledger))
+    own = msgspec.structs.replace(changed.tenants, auth=Auth.OFF)
+    changed = msgspec.structs.replace(changed, tenants=own)
     if changed.fleet.replicas < 2:
         fleet = msgspec.structs.replace(changed.fleet, replicas=2)
         return msgspec.structs.replace(changed, fleet=fleet)

@@ -7,7 +7,7 @@ has to be forgotten with time, and memory is bounded by what is in flight.
 
 from typing import Final
 
-IN_FLIGHT_MIN: Final = 4
+IN_FLIGHT_MIN: Final = 8
 """So many requests in flight that begin alike, the new one not counted, make a beginning hot."""
 
 TOKENS_MIN: Final = 256

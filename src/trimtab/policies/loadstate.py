@@ -13,54 +13,17 @@ import heapq
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from trimtab.core.columns import FleetColumns, Floats
 from trimtab.core.decision import FleetView, ReplicaView, columns_for, glance, listed, with_work
 from trimtab.core.types import ReplicaState, Role
+from trimtab.policies.flights import Admission, Flight, Work
 from trimtab.policies.members import Members
 
 TYPICAL_PREFILL_START: Final = 512.0
 TYPICAL_DECODE_START: Final = 128.0
 TYPICAL_SMOOTHING: Final = 0.05
-
-
-class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams in flight at an admission, the admitted one included: on its replica, and in the fleet."""
-
-    batch: int
-    concurrency: int
-
-
-class _Flight(msgspec.Struct, kw_only=True):
-    """A request in flight. `ends_at`: the replica's step by which all that is expected of it has come, where told."""
-
-    replica: str
-    prefill_tokens: int
-    decode_tokens: int
-    first_token_seen: bool = False
-    ends_at: int | None = None
-
-
-class _Work(msgspec.Struct, kw_only=True):
-    """What is in flight on a replica, which is at place `at` of the columns (-1: it left).
-
-    `others_running` and `others_waiting`: requests of other gateways, as of the last probe. `streams`: those whose
-    output comes with the `steps` that are told and of which more is expected; `ends` is a heap
-    of (ends_at, order, request) over them, in which requests that are gone may linger.
-    """
-
-    at: int = -1
-    running: int = 0
-    waiting: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    steps: int = 0
-    streams: int = 0
-    others_running: int = 0
-    others_waiting: int = 0
-    ends: list[tuple[int, int, _Flight]] = []
 
 
 class LoadState:
@@ -72,8 +35,8 @@ class LoadState:
 
     def __init__(self) -> None:
         self._members = Members()
-        self._work: dict[str, _Work] = {}
-        self._flights: dict[str, _Flight] = {}
+        self._work: dict[str, Work] = {}
+        self._flights: dict[str, Flight] = {}
         self._columns = columns_for(())
         self._told: tuple[ReplicaView, ...] | None = ()
         self._streams_begun = 0
@@ -189,7 +152,7 @@ class LoadState:
     ) -> Admission:
         """Count a request on a replica: `prefill_tokens` uncached, `decode_tokens` expected."""
         assert request_id not in self._flights, f"{request_id} was admitted twice"
-        flight = _Flight(
+        flight = Flight(
             replica=replica,
             prefill_tokens=max(0, prefill_tokens),
             decode_tokens=max(0, decode_tokens),
@@ -372,13 +335,13 @@ class LoadState:
             self._note(work)
         return columns
 
-    def _work_of(self, replica: str) -> _Work:
+    def _work_of(self, replica: str) -> Work:
         found = self._work.get(replica)
         if found is None:
-            found = self._work[replica] = _Work()
+            found = self._work[replica] = Work()
         return found
 
-    def _note(self, work: _Work) -> None:
+    def _note(self, work: Work) -> None:
         """Write a replica's work into the columns."""
         at, columns = work.at, self._columns
         if at < 0 or self._stale:

@@ -20,16 +20,20 @@ from trimtab.core.decision import (
     RoutingDecision,
     RoutingPolicy,
     listed,
+    with_chosen,
     with_holdings,
 )
+from trimtab.core.kv_blocks import KvBatch, KvBlocks, KvNews, KvRemoved
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex
 from trimtab.core.prefix_trust import BROKEN_BELOW, KeyTrust
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
 from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
+from trimtab.policies.flights import Admission
+from trimtab.policies.home_keys import HomeKeys
 from trimtab.policies.hot_prefixes import TOKENS_MIN, HotPrefixes
-from trimtab.policies.loadstate import Admission, LoadState
+from trimtab.policies.loadstate import LoadState
 from trimtab.policies.places import Places
 from trimtab.policies.routing import CANDIDATES_MAX
 
@@ -39,8 +43,8 @@ START_PLAN: Final = TrafficPlan(policy="round_robin")
 class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway knows of a request when it asks for a replica.
 
-    `blocks` are its hashed prompt blocks; `key_class` is that of their scope (`PrefixScope.key_class`); `now_s` is of
-    the monotonic clock, as the traffic plan's times are.
+    `blocks` are its hashed prompt blocks; `key_class` is that of their scope (`PrefixScope.key_class`), `salt` the
+    cache salt in it; `now_s` is of the monotonic clock, as the traffic plan's times are.
     """
 
     request_id: str
@@ -52,6 +56,7 @@ class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
     repetition: float | None
     now_s: float
     key_class: str = "plain"
+    salt: str = ""
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +88,13 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 def explained(routed: Routed) -> Explained:
     """Return a decision with every term of its candidates.
 
-    Deciding is pure, so the same decision is made once more, from the same values, and this time written down. That is
-    done when a request has ended; on its way to its replica nobody waits for it.
+    What was chosen stands; its terms are worked out from the same values, and written down. That is done when a request
+    has ended; on its way to its replica nobody waits for it.
     """
     holdings, seen = routed.request.holdings, routed.seen
     asked = msgspec.structs.replace(routed.request, held=_listed(holdings, seen.columns.ids))
-    decision = routed.policy.decide(seen, with_holdings(asked, holdings), routed.draw)
+    with_chosen(with_holdings(asked, holdings), routed.request.chosen)
+    decision = routed.policy.decide(seen, asked, routed.draw)
     named = {one.replica for one in decision.candidates} if decision.omitted else None
     return Explained(decision=decision, view=listed(seen, named), asked=asked)
 
@@ -116,18 +122,21 @@ class Router:
         self._rng = rng
         self._sequence = 0
         self.key_trust = KeyTrust()
+        self.kv = KvBlocks()
+        self._kv_used = False
         self._hot = HotPrefixes()
+        self._homes = HomeKeys()
         self._places = Places()
         self._explained = explained
         self._met: tuple[str, ...] = ()
 
-    def route(self, query: RouteQuery) -> Routed:
-        """Decide what a request meets and where it goes, and count it on its replica.
+    def route(self, query: RouteQuery, plan: TrafficPlan | None = None) -> Routed:
+        """Decide what a request meets, by the standing plan if none is given, and where it goes; count it there.
 
         Where the arm's replicas are all away, the request is served by any other and left out of the comparison:
         service comes before proof.
         """
-        plan = self.plan
+        plan = plan or self.plan
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         exposure = self._exposure(
             plan, query, prompt_tokens, self._place(plan, query, self._places.of)
@@ -138,10 +147,7 @@ class Router:
         return self._admit(routed)
 
     def preview(self, query: RouteQuery) -> tuple[Routed, Explained]:
-        """Return what `route` would decide now and why, and change nothing.
-
-        The one thing that it cannot know is the draw of a policy that draws; it is taken as 0.5.
-        """
+        """Return what `route` would decide now and why, and change nothing; a draw is taken as 0.5."""
         plan = self.plan
         prompt_tokens = self.ratio.tokens(query.prompt_size)
         place = self._place(plan, query, self._places.peek)
@@ -252,6 +258,40 @@ class Router:
     def forget(self, replica: str) -> None:
         """Note that a replica lost its cache, as a restart without its KV does."""
         self.index.forget(replica)
+        self.kv.forget(replica)
+
+    def heard(self, replica: str, batch: KvBatch) -> KvNews:
+        """Take in what an engine says of its own cache (KV events); return what that means for what was known.
+
+        For prompts of token ids it is exact. Of others it says how much the engine holds in all: what the index
+        believes beyond that was evicted, the least recently used first, as in the engine.
+        """
+        self._kv_used = True
+        news = self.kv.take(replica, batch)
+        if news is KvNews.RESTARTED or news is KvNews.CLEARED:
+            self.index.forget(replica)
+        elif news is KvNews.IN_ORDER and any(isinstance(one, KvRemoved) for one in batch.events):
+            size = self.kv.held_tokens(replica) * self.ratio.bytes_per_token
+            self.index.limit(replica, size)
+        return news
+
+    def kv_exact(self) -> tuple[str, ...]:
+        """Return the replicas of which KV events were heard, in order of id."""
+        return tuple(id_ for id_ in self._met if self.kv.exact(id_))
+
+    def _holdings(
+        self, query: RouteQuery, blocks: tuple[int, ...], prompt_tokens: int, ids: tuple[str, ...]
+    ) -> HeldColumns:
+        """Return what replicas hold: by their own word for token ids, where they tell; else by the index."""
+        holdings = self.index.held_columns(blocks, prompt_tokens, query.prompt_size)
+        tokens = _token_ids(query.facts) if self._kv_used and blocks else ()
+        if not tokens:
+            return holdings
+        extras = (msgspec.msgpack.encode([query.salt]), b"") if query.salt else ()
+        found = self.kv.held(tokens, extras)
+        # An engine computes at least the last token of a prompt anew.
+        exact = {id_: min(found.get(id_, 0), len(tokens) - 1) for id_ in ids if self.kv.exact(id_)}
+        return holdings.corrected(exact, ids)
 
     def _decide(self, query: RouteQuery, exposure: Exposure, prompt_tokens: int) -> Routed:
         self._sequence += 1
@@ -267,8 +307,13 @@ class Router:
             self.index.meet(self._met)
         mismatch = self.key_trust.mismatched(query.key_class)
         blocks, size = query.blocks, query.prompt_size
-        holdings = self.index.held_columns(() if mismatch else blocks, prompt_tokens, size)
+        ids = seen.columns.ids
+        holdings = self._holdings(query, () if mismatch else blocks, prompt_tokens, ids)
         hot = self.index.tokens_of(self._hot.hot_blocks(blocks), prompt_tokens, size)
+        policy = self._policies[exposure.policy]
+        home_key = None
+        if policy.name == "prefix_home":
+            home_key = self._homes.key(blocks, seen.columns.ready_count)
         request = RouteRequest(
             request_id=query.request_id,
             prompt_tokens=prompt_tokens,
@@ -283,9 +328,9 @@ class Router:
             arm=exposure.arm,
             lever=exposure.lever,
             hot_tokens=hot if hot >= TOKENS_MIN else 0,
+            home_key=home_key,
             key_mismatch=mismatch,
         )
-        policy = self._policies[exposure.policy]
         decision = policy.decide(seen, with_holdings(request, holdings, explained=False), draw)
         if self._explained:
             # What was looked at changes when the request is counted; whoever asks why needs it as it was.
@@ -314,9 +359,18 @@ class Router:
             decode_tokens=routed.request.output_tokens_expected,
         )
         self._hot.began(query.blocks)
+        if routed.policy.name == "prefix_home":
+            self._homes.saw(query.blocks)
         # Nobody else has seen it yet, and a copy of it costs more than counting the request.
         msgspec.structs.force_setattr(routed, "admission", admission)
         return routed
+
+
+def _token_ids(facts: RequestFacts) -> tuple[int, ...]:
+    """Return the prompt's token ids where the request came with them and with nothing else."""
+    if len(facts.segments) != 1 or facts.segments[0][0] != "prompt_ids":
+        return ()
+    return tuple(int(each) for each in facts.segments[0][1].split())
 
 
 def _listed(holdings: HeldColumns, ids: tuple[str, ...]) -> tuple[Held, ...]:

@@ -41,8 +41,10 @@ from trimtab.core.decision import (
     RouteReason,
     RouteRequest,
     RoutingDecision,
+    with_chosen,
 )
 from trimtab.policies.routing_few import FEW_MAX, Few, least_loaded_few, prefix_affine_few
+from trimtab.policies.routing_home import homed
 from trimtab.policies.routing_many import (
     Many,
     least_loaded_many,
@@ -98,9 +100,10 @@ class LeastLoaded(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose the least load; preferred replicas win ties."""
-        if len(view.columns.ids) <= FEW_MAX:
+        outcome = _chosen_before(request)
+        if outcome is None and len(view.columns.ids) <= FEW_MAX:
             outcome = least_loaded_few(Few(view, request), self.cost)
-        else:
+        elif outcome is None:
             outcome = least_loaded_many(Many(view, request), self.cost)
 
         def judged(few: Few, at: int) -> Judged:
@@ -123,18 +126,19 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
         """Choose within the bound; only if no replica is within it, among all that are ready."""
         bounds = self.bounds
-        if len(view.columns.ids) <= FEW_MAX:
+        outcome = _chosen_before(request)
+        if outcome is None and len(view.columns.ids) <= FEW_MAX:
             outcome = prefix_affine_few(Few(view, request), bounds)
-        else:
+        elif outcome is None:
             outcome = prefix_affine_many(Many(view, request), bounds)
         if request.key_mismatch and outcome.winner is not None:
             outcome = msgspec.structs.replace(outcome, reason=RouteReason.ROUTER_KEY_MISMATCH)
+        return _decision(self.name, view, request, outcome, bounds, self.judged)
 
-        def judged(few: Few, at: int) -> Judged:
-            terms = few.terms(at, bounds, few.credible(at, bounds))
-            return dict(zip(TERM_NAMES, terms, strict=True)), sum(terms)
-
-        return _decision(self.name, view, request, outcome, bounds, judged)
+    def judged(self, few: Few, at: int) -> Judged:
+        """Return the terms of one replica and their sum."""
+        terms = few.terms(at, self.bounds, few.credible(at, self.bounds))
+        return dict(zip(TERM_NAMES, terms, strict=True)), sum(terms)
 
     @property
     def bounds(self) -> Bounds:
@@ -152,6 +156,22 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
 
+class PrefixHome(PrefixAffine, frozen=True, kw_only=True, dict=True):
+    """The home of the request's key within a bound on engine-side load: for several gateways that share nothing."""
+
+    name: str = "prefix_home"
+
+    def decide(self, view: FleetView, request: RouteRequest, rng_draw: float) -> RoutingDecision:
+        """Choose by the key and by what engines tell, not by what this gateway has in flight."""
+        bounds = self.bounds
+        outcome = _chosen_before(request) or homed(view, request, bounds)
+        return _decision(self.name, view, request, outcome, bounds, self.judged)
+
+
+def _chosen_before(request: RouteRequest) -> Outcome | None:
+    return request.chosen if request.explained and isinstance(request.chosen, Outcome) else None
+
+
 def _decision(
     policy: str,
     view: FleetView,
@@ -166,6 +186,8 @@ def _decision(
     candidates: tuple[Candidate, ...] = ()
     if request.explained:
         candidates = _candidates(view, request, outcome, by, judged)
+    else:
+        with_chosen(request, outcome)
     return RoutingDecision(
         request_id=request.request_id,
         at_s=view.at_s,
@@ -238,12 +260,15 @@ def _kept(
     return sorted(kept)
 
 
-Policy = RoundRobin | LeastLoaded | PrefixAffine
+Policy = RoundRobin | LeastLoaded | PrefixAffine | PrefixHome
 
 POLICIES: dict[str, Callable[[CostModel, float, int], Policy]] = {
     "round_robin": lambda cost, bound, match: RoundRobin(),
     "least_loaded": lambda cost, bound, match: LeastLoaded(cost=cost),
     "prefix_affine": lambda cost, bound, match: PrefixAffine(
+        cost=cost, load_bound=bound, min_match_tokens=match
+    ),
+    "prefix_home": lambda cost, bound, match: PrefixHome(
         cost=cost, load_bound=bound, min_match_tokens=match
     ),
 }

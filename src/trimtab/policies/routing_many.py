@@ -168,17 +168,18 @@ def _over(
         over = loads - held > bound
     else:
         over = loads > np.maximum(trivial, bound + held)
-    kv_over = (
-        columns.of_kv(bounds, partial(_kv_over, bounds.load_bound))
+    by_kv = (
+        columns.of_kv(bounds, partial(kv_over, bounds.load_bound))
         if request.allowed is None
-        else _kv_over(bounds.load_bound, columns.kv, many.able)
+        else kv_over(bounds.load_bound, columns.kv, many.able)
     )
-    if kv_over is not None:
-        over |= kv_over
+    if by_kv is not None:
+        over |= by_kv
     return over if _any(over) else None
 
 
-def _kv_over(load_bound: float, shares: Floats, able: Flags) -> Flags | None:
+def kv_over(load_bound: float, shares: Floats, able: Flags) -> Flags | None:
+    """Return who has too much of its KV in use, of those of which it is known; None for nobody."""
     known = shares[able & ~np.isnan(shares)]
     if not known.size or float(known.max()) <= KV_TRIVIAL_SHARE:
         return None

@@ -270,6 +270,7 @@ class AttachedFleet:
         """Take in that a server is well, and what it says of its load."""
         if member.takes_for_restarted(seen):
             member.began_anew(self._clock.wall_s())
+            self._on_load(member.id, EngineLoad(), seen.at_mono_s)
             self._move(member, ReplicaState.RESTARTING, "its counters began anew", cause_id)
             return
         load = member.take(seen)

@@ -76,7 +76,7 @@ class Attached:
         await self.fleet.start(await self.discovery.first(), cause_id=cause_id)
         self._task = asyncio.create_task(self.discovery.run())
 
-    def use_config(self, fleet: FleetConfig) -> None:
+    def use_config(self, fleet: FleetConfig, *, pool_idle_s: float) -> None:
         """Follow another configuration; raises `LaunchError`, with everything as it was, if that cannot be."""
         before = self._config
         self.fleet.use_config(fleet)
@@ -86,6 +86,12 @@ class Attached:
             self.fleet.use_config(before)
             raise
         self._config = fleet
+        if pool_idle_s != self._pool_idle_s:
+            self._pool_idle_s = pool_idle_s
+            self._watched.clear()
+            self.warnings.clear()
+            for info in self.fleet.infos():
+                self.changed(info)
 
     def changed(self, info: ReplicaInfo) -> None:
         """Look at the keep-alive of a server that is reached for the first time."""

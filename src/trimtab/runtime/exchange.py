@@ -4,7 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from trimtab.runtime.wire import ApiError, Headers, Pairs, response_head
+from trimtab.runtime.wire import (
+    ApiError,
+    Headers,
+    Pairs,
+    error_body,
+    error_event,
+    error_headers,
+    response_head,
+)
 
 
 class ClientGoneError(ConnectionError):
@@ -19,6 +27,10 @@ class Line(Protocol):
 
     send: Callable[[bytes], None]
     """Queues bytes for the client."""
+
+    def abort(self) -> None:
+        """Close at once, whatever is unsent."""
+        ...
 
     def wanted(self, exchange: "Exchange") -> None:
         """Hear that the rest of a body is waited for."""
@@ -63,6 +75,8 @@ class Exchange:
         self.on_pause: Callable[[], None] = _nothing
         self.on_resume: Callable[[], None] = _nothing
         self.begun = False
+        self.is_events = False
+        """Whether the answer is a stream of events, in which an error can be told after it has begun."""
         self.is_over = False
         self.is_read = False
         self.is_gone = False
@@ -155,6 +169,18 @@ class Exchange:
         if self._chunked:
             self._send(b"0\r\n\r\n")
         self._over()
+
+    def tell(self, error: ApiError, request_id: str | None = None) -> None:
+        """Say an error: as the answer or the last event of a stream; other answers are cut off by the front."""
+        if not self.begun:
+            self.answer(error.status, error_headers(error, request_id), error_body(error))
+        elif self.is_events and not self.is_over:
+            self.write(error_event(error))
+            self.end()
+
+    def drop(self) -> None:
+        """Close the connection: the client takes nothing of what it asked for."""
+        self._line.abort()
 
     def _send(self, data: bytes) -> None:
         if self._is_shut:

@@ -21,6 +21,8 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.access import OPEN, Access
+from trimtab.runtime.coding import decoded_body
+from trimtab.runtime.debug_route import DebugRoute
 from trimtab.runtime.exchange import ClientGoneError, Exchange
 from trimtab.runtime.fleetpage import models_page
 from trimtab.runtime.front_rules import FrontLimits
@@ -29,10 +31,12 @@ from trimtab.runtime.gateway_pages import GatewayPages
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
+from trimtab.runtime.pass_through import PassThrough
 from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
+from trimtab.runtime.serving_tls import TlsError, serving_tls
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.watch import RequestWatch
 from trimtab.runtime.wire import (
@@ -40,18 +44,14 @@ from trimtab.runtime.wire import (
     LABEL_HEADER,
     SESSION_HEADER,
     ApiError,
-    error_body,
-    error_headers,
     stopping,
+    too_long,
 )
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 LABEL_CHARS_MAX: Final = 64
-CLIENT_KEEPALIVE_S: Final = 75.0
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
-HEAD_BYTES_MAX: Final = 64 * 1024
-HEAD_S: Final = 30.0
 AT_THE_DOOR: Final = frozenset(
     {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
 )
@@ -90,10 +90,7 @@ class Gateway:
         watch: RequestWatch | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """Serve as `config` says. `models`: those that the fleet serves, where they may change; else `model`.
-
-        `guard`: None asks nobody for a key.
-        """
+        """Serve as `config` says; `models` where those may change, else `model`; no `guard` asks nobody for a key."""
         self._config = config
         self._router = router
         self._engine = engine
@@ -113,22 +110,14 @@ class Gateway:
         self._relay = Relay(
             router, self._upstream, engine, clock, secret, self.guard, lambda: self._is_stopping
         )
+        self._pass_through = PassThrough(
+            router, self._upstream, engine, clock, secret, self.guard, self._relay
+        )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
         self.metrics.guard.counts = lambda: self.guard.counts
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
-        self.pages = GatewayPages(
-            router,
-            self.metrics,
-            clock,
-            extra_routes,
-            admin_token,
-            is_draining=lambda: self._is_draining,
-            check_admin=lambda request: self.check_admin(request),
-            isolation=tested_through(
-                router.load, lambda: self._models()[0], engine, secret, self._upstream
-            ),
-        )
+        self.pages = self._made_pages(extra_routes, admin_token)
         self._front = FrontServer(self._serve, _limits(config))
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -137,6 +126,24 @@ class Gateway:
         self._is_stopping = False
         self.stopped = asyncio.Event()
         """Set when the gateway begins to stop: endless answers of extra routes end then by themselves."""
+
+    def _made_pages(
+        self, extra_routes: Iterable[web.AbstractRouteDef], admin_token: str | None
+    ) -> GatewayPages:
+        router, engine, secret = self._router, self._engine, self._secret
+        debug = DebugRoute(router, engine, self._clock, self._hasher, secret, self.check_admin)
+        return GatewayPages(
+            router,
+            self.metrics,
+            self._clock,
+            (*extra_routes, *debug.routes()),
+            admin_token,
+            is_draining=lambda: self._is_draining,
+            check_admin=lambda request: self.check_admin(request),
+            isolation=tested_through(
+                router.load, lambda: self._models()[0], engine, secret, self._upstream
+            ),
+        )
 
     @property
     def is_draining(self) -> bool:
@@ -149,8 +156,14 @@ class Gateway:
         await self.pages.start()
         try:
             return await self._front.start(
-                self._config.host, self._config.port, self.pages.connection
+                self._config.host,
+                self._config.port,
+                self.pages.connection,
+                tls=serving_tls(self._config),
             )
+        except TlsError as error:
+            await self.stop()
+            raise GatewayError(str(error)) from error
         except OSError as error:
             await self.stop()
             raise self._cannot_listen(error) from error
@@ -219,10 +232,14 @@ class Gateway:
             )
         try:
             self._admit(task, exchange, seen)
-            await self._answer(exchange, seen)
+            async with asyncio.timeout(self._config.total_timeout_s):
+                await self._answer(exchange, seen)
+        except TimeoutError:
+            seen.failed(seen.status or 504, ErrorClass.UPSTREAM_TIMEOUT)
+            exchange.tell(too_long(self._config.total_timeout_s), seen.request_id)
         except ApiError as error:
             seen.failed(error.status, _class_of(error))
-            _say(error, exchange, seen)
+            exchange.tell(error, seen.request_id)
         except ClientGoneError:
             seen.aborted()
         except asyncio.CancelledError:
@@ -231,7 +248,7 @@ class Gateway:
                 raise
             task.uncancel()
             seen.failed(503, ErrorClass.OVERLOADED)
-            _say(stopping(), exchange, seen)
+            exchange.tell(stopping(), seen.request_id)
         finally:
             self._serving.discard(task)
             if not self._serving:
@@ -245,7 +262,7 @@ class Gateway:
         try:
             self.guard.check_key(exchange.headers, self._clock.mono_s())
         except ApiError as error:
-            exchange.answer(error.status, error_headers(error), error_body(error))
+            exchange.tell(error)
             return
         exchange.answer(200, [JSON_TYPE], msgspec.json.encode(models_page(self._models())))
 
@@ -264,10 +281,14 @@ class Gateway:
     async def _answer(self, exchange: Exchange, seen: Measurement) -> None:
         path = exchange.path
         if path not in ENDPOINTS:
-            raise ApiError(404, "invalid_request_error", "not_found", "Not Found")
+            bytes_max = self._config.body_bytes_max
+            await self._pass_through.run(exchange, seen, body_bytes_max=bytes_max)
+            return
         if exchange.method != b"POST":
             raise ApiError(405, "invalid_request_error", "not_found", "Method Not Allowed")
-        body = await exchange.read()
+        body = decoded_body(
+            await exchange.read(), exchange.headers, bytes_max=self._config.body_bytes_max
+        )
         caller = seen.caller
         assert caller is not None, "admitted before"
         now_s = self._clock.mono_s()
@@ -300,6 +321,7 @@ class Gateway:
             facts=facts,
             blocks=self._hasher.blocks(prompt, scope.space),
             key_class=scope.key_class,
+            salt=scope.salt,
             prompt_size=len(prompt),
             session=seen.prompt.session,
             label=label,
@@ -351,11 +373,11 @@ class Gateway:
 
 def _limits(config: GatewayConfig) -> FrontLimits:
     return FrontLimits(
-        head_bytes_max=HEAD_BYTES_MAX,
+        head_bytes_max=config.head_bytes_max,
         body_bytes_max=config.body_bytes_max,
-        head_s=HEAD_S,
+        head_s=config.head_timeout_s,
         body_idle_s=config.idle_timeout_s,
-        keep_alive_s=CLIENT_KEEPALIVE_S,
+        keep_alive_s=config.client_keepalive_s,
     )
 
 
@@ -369,9 +391,3 @@ def _class_of(error: ApiError) -> ErrorClass:
             return ErrorClass.OVERLOADED
         case _:
             return ErrorClass.BAD_REQUEST
-
-
-def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
-    """Answer with an error; an answer that has begun cannot be taken back."""
-    if not exchange.begun:
-        exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))

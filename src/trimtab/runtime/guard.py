@@ -28,7 +28,7 @@ from trimtab.runtime.guard_metrics import (
     UNAUTHENTICATED,
 )
 from trimtab.runtime.isolation import SALT_PURPOSE
-from trimtab.runtime.keys import KeyRing, default_keys_path
+from trimtab.runtime.keys import KeyRing
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import ApiError
 
@@ -218,11 +218,14 @@ class Guard:
         return salt
 
 
-def open_ring(config: TenantsConfig, say: Callable[[str], None]) -> KeyRing | None:
-    """Return the keys that a configuration names, None where none are looked at; raises `TenantError`."""
+def open_ring(config: TenantsConfig, default: Path, say: Callable[[str], None]) -> KeyRing | None:
+    """Return the keys that a configuration names, else those in `default`; None where none are looked at.
+
+    Raises `TenantError` for a file that cannot be used.
+    """
     if config.auth is Auth.OFF:
         return None
-    return KeyRing(Path(config.keys) if config.keys else default_keys_path(), say)
+    return KeyRing(Path(config.keys) if config.keys else default, say)
 
 
 def _limits(config: TenantsConfig) -> tuple[TenantLimits, dict[str, TenantLimits]]:

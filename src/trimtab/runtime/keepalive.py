@@ -99,10 +99,11 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
 def keepalive_trouble(pool_idle_s: float, kept: KeptAlive, *, replica: str) -> str:
     """Say that the gateway counts on connections longer than the server keeps them; empty if it does not.
 
-    Names both numbers, the gaps between requests at which it hurts, and the setting that ends it.
+    A pool that keeps nothing (0 s) cannot. Names both numbers, the gaps between requests at which it hurts, and the
+    setting that ends it.
     """
     told = [each for each in (kept.closed_after_s, kept.said_s) if each is not None]
-    if not told:
+    if not told or pool_idle_s <= 0:
         return ""
     server_s = min(told)
     if pool_idle_s + MARGIN_S <= server_s:

@@ -25,7 +25,7 @@ from trimtab.core.tenants import (
     find_key,
     make_key,
 )
-from trimtab.runtime.secret import state_folder
+from trimtab.runtime.secret import default_secret_path
 
 LOOK_EVERY_S: Final = 1.0
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,9 +34,9 @@ _BOOKS: Final = msgspec.json.Decoder(KeyBook)
 Stamp = tuple[int, int, int]
 
 
-def default_keys_path() -> Path:
-    """Return where keys are kept: beside the installation's secret."""
-    return state_folder() / "keys.json"
+def default_keys_path(secret_path: Path | None = None) -> Path:
+    """Return where keys are kept: beside the installation's secret, or beside that one."""
+    return (secret_path or default_secret_path()).with_name("keys.json")
 
 
 def fresh_key() -> str:

@@ -75,7 +75,8 @@ class Probes:
         self._targets = targets
         self._processes = processes
         self._clock = clock
-        self._every_s = every_s
+        self.every_s = every_s
+        """Time between two reads; may be changed while reading."""
         self._timeout_s = timeout_s
         self._format = LlamaCppFormat()
         self._latest: dict[str, Probe] = {}
@@ -86,7 +87,7 @@ class Probes:
         async with self._session() as session, asyncio.TaskGroup() as group:
             while True:
                 self._read_all(session, group)
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self.every_s)
 
     async def read_once(self) -> None:
         """Read all replicas once and return when all have answered or timed out."""
@@ -117,7 +118,7 @@ class Probes:
         if probe is None:
             return Readings()
         age_s = self._clock.mono_s() - probe.at_mono_s
-        if age_s <= _STALE_AFTER * self._every_s:
+        if age_s <= _STALE_AFTER * self.every_s:
             return probe.readings
         reason = f"stale: last read {age_s:.1f} s ago"
         return Readings(tuple(Unknown(item.name, reason) for item in probe.readings.items))

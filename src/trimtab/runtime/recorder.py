@@ -50,6 +50,8 @@ class Measurement:
         self.retries = 0
         self.tried: set[str] = set()
         """Replicas that failed before anything reached the client."""
+        self.was_decoded = False
+        """Whether the body goes on without the coding that it came with."""
         self.settled = False
         """Whether the router has taken the request back already."""
         self.stage: str | None = None

@@ -5,8 +5,8 @@ stopping. Every way out closes the connection to the replica unless its answer w
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
 from trimtab.core.types import ErrorClass
@@ -14,6 +14,7 @@ from trimtab.policies.outliers import Outcome
 from trimtab.policies.router import Router
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import RETRIED_STATUSES, Guard
+from trimtab.runtime.heartbeat import Heartbeat
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.relay_stream import StreamPump
 from trimtab.runtime.secret import Secret
@@ -27,13 +28,13 @@ from trimtab.runtime.upstream_connection import (
 from trimtab.runtime.wire import (
     ApiError,
     Pairs,
-    error_body,
-    error_event,
-    error_headers,
     request_headers,
     response_headers,
     stopping,
 )
+
+Attempt: TypeAlias = Callable[[Exchange, bytes, Measurement], Awaitable[None]]
+"""Sends a routed request once. Raises an `UpstreamError` or `NotNowError` before anything reached the client."""
 
 _SAYS_NOTHING: Final = frozenset({ErrorClass.CLIENT_ABORT, ErrorClass.NO_REPLICA})
 _REPLICA_FAILED: Final = frozenset(
@@ -41,7 +42,7 @@ _REPLICA_FAILED: Final = frozenset(
 )
 
 
-class _NotNowError(Exception):
+class NotNowError(Exception):
     """A replica said that it cannot serve now; another may."""
 
     def __init__(self, answer: UpstreamResponse, body: bytes) -> None:
@@ -50,9 +51,11 @@ class _NotNowError(Exception):
         self.body = body
 
 
-def _may_try_again(error: UpstreamError, exchange: Exchange) -> bool:
+def _may_try_again(error: UpstreamError, exchange: Exchange, *, repeatable: bool) -> bool:
     """Whether nothing has reached the client, and the replica did not simply take too long."""
-    return not exchange.begun and not isinstance(error, UpstreamTimeoutError)
+    if exchange.begun or isinstance(error, UpstreamTimeoutError):
+        return False
+    return repeatable or (isinstance(error, UpstreamConnectError) and not error.reachable)
 
 
 def _outcome(seen: Measurement) -> Outcome:
@@ -88,27 +91,41 @@ class Relay:
         self._guard = guard
         self._is_stopping = is_stopping
 
-    async def run(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
-        """Serve a routed request; what failed before any content is sent to another replica, within the budget."""
+    async def run(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        seen: Measurement,
+        *,
+        attempt: Attempt | None = None,
+        repeatable: bool = True,
+    ) -> None:
+        """Serve a routed request; what failed before any content is sent to another replica, within the budget.
+
+        `attempt`: how it is sent, as a completion unless said otherwise. Not `repeatable`: it is sent again only if
+        no replica can have had it.
+        """
+        once = attempt or self._attempt
         while True:
             try:
-                await self._watched(exchange, body, seen)
-            except _NotNowError as error:
-                if not self._route_around(seen, may_repeat=False):
+                await self._watched(once, exchange, body, seen)
+            except NotNowError as error:
+                if not repeatable or not self._route_around(seen, may_repeat=False):
                     self._pass_on(exchange, error.answer, error.body, seen)
                     return
             except UpstreamError as error:
                 reachable = isinstance(error, UpstreamConnectError) and error.reachable
+                again = _may_try_again(error, exchange, repeatable=repeatable)
                 repeat = reachable and not seen.retries
-                if not _may_try_again(error, exchange) or not self._route_around(
-                    seen, may_repeat=repeat
-                ):
+                if not again or not self._route_around(seen, may_repeat=repeat):
                     _refuse(error, exchange, seen)
                     return
             else:
                 return
 
-    async def _watched(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
+    async def _watched(
+        self, once: Attempt, exchange: Exchange, body: bytes, seen: Measurement
+    ) -> None:
         """Make one attempt and tell the guard how it ended."""
         routed = seen.routed
         replica = routed.replica.id if routed is not None and routed.replica is not None else None
@@ -116,9 +133,9 @@ class Relay:
         if replica is not None:
             self._guard.sent(replica, self._clock.mono_s())
         try:
-            await self._attempt(exchange, body, seen)
+            await once(exchange, body, seen)
             outcome = _outcome(seen)
-        except (UpstreamError, _NotNowError):
+        except (UpstreamError, NotNowError):
             outcome = Outcome.FAILED
             raise
         finally:
@@ -151,10 +168,9 @@ class Relay:
         assert routed is not None
         if routed.replica is None:
             seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
-            _say(NO_REPLICA, exchange, seen)
+            exchange.tell(NO_REPLICA, seen.request_id)
             return
-        headers = request_headers(exchange.headers, drop=map(str.encode, seen.told_upstream))
-        headers += [(name.encode(), value.encode()) for name, value in seen.told_upstream.items()]
+        headers = upstream_headers(exchange, seen, drop=(b"content-encoding",))
         seen.captured = self._router.dispatched(routed)
         stream = routed.query.facts.stream
         async with self._upstream.send(
@@ -168,7 +184,7 @@ class Relay:
     async def _whole(self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement) -> None:
         body = await answer.read()
         if answer.status in RETRIED_STATUSES:
-            raise _NotNowError(answer, body)
+            raise NotNowError(answer, body)
         self._pass_on(exchange, answer, body, seen)
 
     def _pass_on(
@@ -179,7 +195,7 @@ class Relay:
             seen.failed(answer.status, self._engine.classify_error(answer.status, body))
         else:
             self._measure(body, seen)
-        exchange.answer(answer.status, _passed(answer, seen), body)
+        exchange.answer(answer.status, passed_headers(answer, seen), body)
 
     def _measure(self, body: bytes, seen: Measurement) -> None:
         try:
@@ -192,9 +208,13 @@ class Relay:
     async def _stream(
         self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
     ) -> None:
-        head = [*_passed(answer, seen, drop=(b"x-accel-buffering",)), (b"X-Accel-Buffering", b"no")]
+        head = [
+            *passed_headers(answer, seen, drop=(b"x-accel-buffering",)),
+            (b"X-Accel-Buffering", b"no"),
+        ]
 
         def begin() -> None:
+            exchange.is_events = True
             exchange.begin(answer.status, head)
 
         pump = StreamPump(
@@ -206,9 +226,17 @@ class Relay:
             self._secret,
             lambda why: answer.fail(UpstreamBrokenError(why)),
             begin,
+            event_bytes_max=answer.config.event_bytes_max,
+        )
+        heart = Heartbeat(
+            answer.config.heartbeat_s,
+            seen_s=lambda: answer.seen_s,
+            may_beat=lambda: pump.is_between and not exchange.is_full and not seen.done,
+            beat=pump.write,
         )
         seen.status = answer.status
         exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
+        answer.on_stuck = exchange.drop
         if exchange.is_full:
             answer.pause()
         failure: tuple[ErrorClass, ApiError] | None = None
@@ -226,6 +254,7 @@ class Relay:
             _uncancel()
             failure = ErrorClass.STREAM_TRUNCATED, stopping()
         finally:
+            heart.stop()
             pump.digest()
         if pump.too_large is not None:
             failure = (
@@ -245,7 +274,8 @@ def _end(
         failure = ErrorClass.STREAM_TRUNCATED, TRUNCATED
     if failure is not None:
         seen.failed(seen.status, failure[0])
-        exchange.write(error_event(failure[1]))
+        exchange.tell(failure[1])
+        return
     exchange.end()
 
 
@@ -258,14 +288,20 @@ def _uncancel() -> None:
 def _refuse(error: UpstreamError, exchange: Exchange, seen: Measurement) -> None:
     error_class, said = _explain(error, seen)
     seen.failed(said.status, error_class)
-    _say(said, exchange, seen)
+    exchange.tell(said, seen.request_id)
 
 
-def _say(error: ApiError, exchange: Exchange, seen: Measurement) -> None:
-    exchange.answer(error.status, error_headers(error, seen.request_id), error_body(error))
+def upstream_headers(exchange: Exchange, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
+    """Return what a replica is told: the client's headers but for `drop`, and over them what watches add."""
+    added = seen.told_upstream
+    passed = request_headers(exchange.headers, drop=(*drop, *map(str.encode, added)))
+    return passed + [(name.encode(), value.encode()) for name, value in added.items()]
 
 
-def _passed(answer: UpstreamResponse, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
+def passed_headers(
+    answer: UpstreamResponse, seen: Measurement, *, drop: Iterable[bytes] = ()
+) -> Pairs:
+    """Return the headers of an answer that go to the client, with the request's id and the replica."""
     assert seen.routed is not None
     assert seen.routed.replica is not None
     return response_headers(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
-from trimtab.engines.sse import SSEEvent, SSEParser, SSETooLargeError, parse_event
+from trimtab.engines.sse import EVENT_BYTES_MAX, SSEEvent, SSEParser, SSETooLargeError, parse_event
 from trimtab.engines.stream_text import StreamText, text_of
 from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.exchange import Exchange
@@ -36,6 +36,8 @@ class StreamPump:
         secret: Secret,
         stop: Callable[[str], None],
         begin: Callable[[], None],
+        *,
+        event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
         """Take what it works with.
 
@@ -50,7 +52,8 @@ class StreamPump:
         self._secret = secret
         self._stop = stop
         self._begin = begin
-        self._parser = SSEParser()
+        self._parser = SSEParser(event_bytes_max=event_bytes_max)
+        self._event_bytes_max = event_bytes_max
         self._kept: list[bytes] = []
         self._kept_at: list[float] = []
         self._text = StreamText()
@@ -60,7 +63,7 @@ class StreamPump:
     def take(self, data: bytes, framed: bytes | None) -> None:
         """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
         inside = self._text.inside(data) if self._parser.is_between else None
-        if inside is not None:
+        if inside is not None and len(data) <= self._event_bytes_max:
             # By far the most frequent case. There was text before, so the head is sent.
             self._exchange.write(data, framed)
             self._keep(inside)
@@ -78,7 +81,13 @@ class StreamPump:
             if len(self._kept) >= KEPT_MAX or len(inside) > KEPT_BYTES_MAX:
                 self.digest()
 
-    def _write(self, data: bytes) -> None:
+    @property
+    def is_between(self) -> bool:
+        """Whether the replica is not in the middle of an event."""
+        return self._parser.is_between and self.too_large is None
+
+    def write(self, data: bytes) -> None:
+        """Send whole events, after the head if these are the first."""
         if not self._exchange.begun:
             self._begin()
         self._exchange.write(data)
@@ -147,7 +156,7 @@ class StreamPump:
             if read is None or not read.usage_only or wants_usage:
                 passed.append(event.raw)
         if passed:
-            self._write(b"".join(passed))
+            self.write(b"".join(passed))
 
     def _read(self, data: bytes) -> StreamEvent | None:
         """Read and measure; what cannot be read still passes, and the record says so."""

@@ -14,7 +14,7 @@ from trimtab.core.events import ConfigReloaded
 from trimtab.core.ports import LaunchError
 from trimtab.runtime.supervisor import System
 
-_GATEWAY_START: Final = frozenset({"host", "port", "tls_certificate", "tls_key"})
+_GATEWAY_START: Final = frozenset({"host", "port", "tls_cert", "tls_key"})
 _FLEET_LIVE: Final = frozenset(
     {
         "attached",
@@ -27,12 +27,15 @@ _FLEET_LIVE: Final = frozenset(
         "verify",
     }
 )
+_TENANTS_START: Final = frozenset({"auth", "keys"})
 _ROUTING_LIVE: Final = frozenset({"load_bound", "min_match_tokens"})
 _SECTIONS: Final[Mapping[str, Callable[[str], bool]]] = {
     "gateway": lambda key: key not in _GATEWAY_START,
     "fleet": lambda key: key in _FLEET_LIVE,
     "routing": lambda key: key in _ROUTING_LIVE,
     "levers": lambda _: True,
+    "tenants": lambda key: key not in _TENANTS_START,
+    "guard": lambda _: True,
 }
 """Which keys are taken in while serving; those of other sections wait for a start."""
 
@@ -78,7 +81,8 @@ class Reloader:
             )
         live, done = merged(now, wanted)
         if system.attached is not None:
-            system.attached.use_config(live.fleet)
+            idle_s = live.gateway.upstream_keepalive_s
+            system.attached.use_config(live.fleet, pool_idle_s=idle_s)
         system.use_config(live)
         return done
 

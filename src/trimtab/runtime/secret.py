@@ -40,17 +40,12 @@ class Secret:
         return hashlib.blake2b(data, key=self._key, digest_size=DIGEST_BYTES)
 
 
-def state_folder() -> Path:
-    """Return where an installation keeps what it must not lose: ${XDG_STATE_HOME:-~/.local/state}/trimtab."""
+def default_secret_path() -> Path:
+    """Return where the secret lies: ${XDG_STATE_HOME:-~/.local/state}/trimtab/secret."""
     state = os.environ.get("XDG_STATE_HOME", "")
     # The specification tells to ignore a relative path.
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return base / "trimtab"
-
-
-def default_secret_path() -> Path:
-    """Return where the secret lies: ${XDG_STATE_HOME:-~/.local/state}/trimtab/secret."""
-    return state_folder() / "secret"
+    return base / "trimtab" / "secret"
 
 
 def load_secret(path: Path | None = None) -> Secret:

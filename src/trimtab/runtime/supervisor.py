@@ -37,8 +37,10 @@ from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
+from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.ledger import SqliteLedger
+from trimtab.runtime.metrics import ReplicaFigures
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes
 from trimtab.runtime.secret import load_secret
@@ -116,6 +118,7 @@ class System:
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
         )
+        self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(
             on_change=self._on_change,
             on_load=self._on_load,
@@ -154,10 +157,11 @@ class System:
                 secret_path=secret_path,
             ),
         )
-        self.gateway.metrics.show_fleet(
-            lambda: figures_of(
-                self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
-            )
+        self.gateway.metrics.show_fleet(self._figures)
+
+    def _figures(self) -> Iterable[ReplicaFigures]:
+        return figures_of(
+            self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
         )
 
     async def __aenter__(self) -> "System":
@@ -202,6 +206,7 @@ class System:
             self.gateway.topology = topology_of(
                 len(self.fleet.replica_ids()), attached=self.attached is not None
             )
+            self._kv_events.open()
             self.port = await self.gateway.start()
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError)
@@ -209,7 +214,10 @@ class System:
                 "interrupted at the start" if cancelled else f"could not start: {error}"
             )
             raise
-        self._tasks = [asyncio.create_task(self._sample_views())]
+        self._tasks = [
+            asyncio.create_task(self._sample_views()),
+            asyncio.create_task(self._kv_events.run()),
+        ]
         if isinstance(self.probes, Probes):
             self._tasks.append(asyncio.create_task(self.probes.run()))
 
@@ -219,6 +227,7 @@ class System:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        self._kv_events.close()
         try:
             if self.port:
                 await self.gateway.drain(min(DRAIN_S, self.config.fleet.stop_grace_s))
@@ -244,7 +253,8 @@ class System:
     def url(self) -> str:
         """Where the gateway listens."""
         host = self.config.gateway.host
-        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
+        scheme = "https" if self.config.gateway.tls_cert else "http"
+        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
     @property
     def records(self) -> tuple[RequestRecord, ...]:
@@ -276,12 +286,13 @@ class System:
             config.gateway.streams_max, config.tenants, config.guard, self.clock.mono_s()
         )
         self.telemetry.reopen()
+        if isinstance(self.probes, Probes):
+            self.probes.every_s = config.fleet.probe_every_s
         self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:
         """Requests that the gateway has on a replica."""
-        view = self.load.view(0.0).replica(replica)
-        return 0 if view is None else view.in_flight
+        return self.load.own_in_flight(replica)
 
     def url_of(self, replica: str) -> str | None:
         """Where a replica serves, None unless it is ready."""
@@ -344,7 +355,13 @@ class System:
 
     def _on_load(self, replica: str, load: EngineLoad, at_mono_s: float) -> None:
         """Take in what an attached server says of its load."""
-        self.load.seen(replica, now_s=at_mono_s, kv_used_share=load.kv_used_share)
+        self.load.seen(
+            replica,
+            now_s=at_mono_s,
+            kv_used_share=load.kv_used_share,
+            running=load.running,
+            waiting=load.waiting,
+        )
 
     def forget(self, replica: str) -> None:
         """Drop what is known of a replica that has left the fleet."""

@@ -1,6 +1,7 @@
 """The guard of a system: made from its configuration, told of its replicas, heard by its ledger."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from trimtab.core.config import Config
 from trimtab.core.events import ConfigReloaded, HealthChanged
@@ -8,6 +9,7 @@ from trimtab.core.ports import LedgerSink
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.outliers import HealthChange
 from trimtab.runtime.guard import Guard, open_ring
+from trimtab.runtime.keys import default_keys_path
 from trimtab.runtime.secret import Secret
 
 
@@ -17,9 +19,12 @@ def build_guard(
     secret: Secret,
     sink: LedgerSink,
     cause_id: Callable[[], str | None],
+    *,
+    secret_path: Path | None = None,
 ) -> Guard:
     """Return the guard that a configuration describes; raises `TenantError` for keys that cannot be used.
 
+    Keys lie beside the secret unless the configuration names another file.
     Every change of a replica's standing is an event; so is a file of keys that changed and was not taken.
     """
 
@@ -35,7 +40,7 @@ def build_guard(
         secret=secret,
         tenants=config.tenants,
         guard=config.guard,
-        ring=open_ring(config.tenants, refused),
+        ring=open_ring(config.tenants, default_keys_path(secret_path), refused),
         on_change=changed,
     )
 

@@ -78,11 +78,23 @@ class UpstreamResponse:
         self._url = url
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_paused = False
+        self._paused_s: float | None = None
+        self.on_stuck: Callable[[], None] = lambda: None
+        """Hears that the client has taken nothing for the longest silence."""
         self._got_body = False
         self._sink: Sink = lambda *_: None
         self.status = connection.status
         self.headers: Headers = connection.headers
+
+    @property
+    def config(self) -> GatewayConfig:
+        """The limits that this answer is taken under."""
+        return self._config
+
+    @property
+    def seen_s(self) -> float:
+        """When something came last, by the loop's clock."""
+        return self._connection.seen_s
 
     @property
     def is_event_stream(self) -> bool:
@@ -140,12 +152,12 @@ class UpstreamResponse:
 
     def pause(self) -> None:
         """Take no more from the replica; its silence is not its own then."""
-        self._is_paused = True
+        self._paused_s = self._loop.time()
         self._connection.pause()
 
     def resume(self) -> None:
         """Go on after `pause`."""
-        self._is_paused = False
+        self._paused_s = None
         self._connection.resume()
 
     def fail(self, error: UpstreamError) -> None:
@@ -156,10 +168,14 @@ class UpstreamResponse:
         """Look again when the replica may have been silent for too long: one timer, not one for each part."""
         config = self._config
         wait_s = config.idle_timeout_s if self._got_body else config.first_byte_timeout_s
-        left_s = self._connection.seen_s + wait_s - self._loop.time()
-        if self._is_paused:
-            left_s = max(left_s, wait_s)
-        if left_s <= 0:
+        now_s = self._loop.time()
+        left_s = self._connection.seen_s + wait_s - now_s
+        if self._paused_s is not None:
+            # The silence is the client's.
+            left_s = self._paused_s + config.idle_timeout_s - now_s
+        if left_s <= 0 and self._paused_s is not None:
+            self.on_stuck()
+        elif left_s <= 0:
             self.fail(UpstreamTimeoutError(f"{self._url} was silent for {wait_s:g} s"))
         else:
             # Until the body begins the other limit may come to apply, which can be shorter.

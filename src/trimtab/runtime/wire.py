@@ -104,6 +104,13 @@ def stopping() -> ApiError:
     return ApiError(503, "server_error", "stopping", "the gateway is stopping")
 
 
+def too_long(limit_s: float) -> ApiError:
+    """Return the error of a request that took longer than any may."""
+    return ApiError(
+        504, "upstream_error", "total_timeout", f"the request was not done within {limit_s:g} s"
+    )
+
+
 def error_body(error: ApiError) -> bytes:
     """Return an error as OpenAI clients read it."""
     return msgspec.json.encode(

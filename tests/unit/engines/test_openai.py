@@ -7,7 +7,14 @@ import pytest
 
 from trimtab.core.ports import EngineFormatError
 from trimtab.core.types import Constraint
-from trimtab.engines.openai import CHAT_PATH, COMPLETIONS_PATH, edit_request, read_request
+from trimtab.engines.openai import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    edit_request,
+    event_of_chunk,
+    read_chunk,
+    read_request,
+)
 
 
 def chat(**fields: object) -> bytes:
@@ -163,3 +170,23 @@ def test_other_stream_options_stay() -> None:
 def test_usage_is_asked_for_only_in_streams() -> None:
     """A body that does not stream is left alone."""
     assert edit_request(chat(), include_usage=True, id_slot=None) == chat()
+
+
+@pytest.mark.parametrize(
+    ("choices", "usage", "alone"),
+    [
+        ([], {"completion_tokens": 3}, True),
+        ([{"delta": {}}], {"completion_tokens": 3}, True),
+        ([{"index": 0, "delta": {"content": ""}, "finish_reason": None}], {}, True),
+        ([{"index": 0, "text": ""}], {}, True),
+        ([{"delta": {}, "finish_reason": "stop"}], {}, False),
+        ([{"delta": {"content": "x"}}], {}, False),
+        ([{"delta": {"role": "assistant", "content": ""}}], {}, False),
+        ([{"delta": {"tool_calls": [{"index": 0}]}}], {}, False),
+        ([], None, False),
+    ],
+)
+def test_usage_chunk_is_known_in_both_shapes(choices: object, usage: object, alone: bool) -> None:
+    """Without choices, or with one that says nothing; one that says something is no usage chunk alone."""
+    chunk = read_chunk(json.dumps({"choices": choices, "usage": usage}).encode())
+    assert event_of_chunk(chunk, None).usage_only is alone

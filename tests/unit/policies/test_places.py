@@ -50,3 +50,12 @@ def test_memory_is_bounded_and_forgets_the_longest_unseen() -> None:
     assert places.of("s0", "lever") == first[0]
     assert places.of("s1", "lever") != first[1]
     assert len(places._places) == 3
+
+
+def test_peek_says_what_the_session_will_get_and_deals_nothing_out() -> None:
+    """Asked any number of times, for sessions that are known and for new ones, before a lever's first and after."""
+    places = Places()
+    for number in range(5):
+        seen = [places.peek(f"s{number}", "lever") for _ in range(3)]
+        assert seen == [places.of(f"s{number}", "lever")] * 3
+    assert places.peek("s0", "lever") == places.of("s0", "lever")

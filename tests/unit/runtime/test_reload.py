@@ -38,12 +38,16 @@ def test_live_keys_are_taken_with_both_values() -> None:
 
 def test_keys_of_the_start_wait_for_it() -> None:
     """They are named, and what is served with keeps their values."""
-    live, done = merged(NOW, wanted(gateway=GatewayConfig(port=1, streams_max=7, host="0.0.0.0")))
-    assert done.needs_restart == ("gateway.host", "gateway.port")
+    gateway = GatewayConfig(
+        port=1, streams_max=7, host="0.0.0.0", tls_cert="c.pem", tls_key="k.pem"
+    )
+    live, done = merged(NOW, wanted(gateway=gateway))
+    listens = ("gateway.host", "gateway.port", "gateway.tls_cert", "gateway.tls_key")
+    assert done.needs_restart == listens
     assert done.changed == {"gateway.streams_max": "1024 -> 7"}
     assert (live.gateway.port, live.gateway.streams_max) == (8400, 7)
     assert words(done) == (
-        "gateway.streams_max 1024 -> 7; needs a new start: gateway.host, gateway.port"
+        f"gateway.streams_max 1024 -> 7; needs a new start: {', '.join(listens)}"
     )
 
 
