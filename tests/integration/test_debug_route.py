@@ -43,7 +43,7 @@ async def test_another_salt_has_no_credit() -> None:
     """Asked for another tenant's salt, the same body is held by nobody."""
     async with Harness(FakeEngine(), FakeEngine()) as fleet:
         fleet.router.plan = TrafficPlan(policy="prefix_affine")
-        body = chat("A long story about a trim tab. " * 60)
+        body = chat("A long story about a trim tab. " * 60, model="fake-model")
         await fleet.post(body)
         _, said = await ask(fleet, body, "?salt=other")
     assert (said["held_best_tokens"], said["key_class"]) == (0, "salted")
@@ -55,3 +55,16 @@ async def test_body_that_would_be_refused_is_refused_here() -> None:
         bad, _ = await ask(fleet, {"messages": 5})
         away, _ = await ask(fleet, chat(), "?path=/v1/embeddings")
     assert (bad, away) == (400, 404)
+
+
+async def test_adapter_has_no_credit_for_what_the_base_model_left() -> None:
+    """A request that names another model than the fleet's has a key of its own."""
+    async with Harness(FakeEngine(), FakeEngine()) as fleet:
+        fleet.router.plan = TrafficPlan(policy="prefix_affine")
+        text = "A long story about a trim tab. " * 60
+        await fleet.post(chat(text, model="fake-model"))
+        _, base = await ask(fleet, chat(text, model="fake-model"))
+        _, other = await ask(fleet, chat(text, model="an-adapter"))
+    assert base["held_best_tokens"] > 100
+    assert (base["key_class"], other["key_class"]) == ("plain", "adapter")
+    assert other["held_best_tokens"] == 0

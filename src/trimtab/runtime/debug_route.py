@@ -14,11 +14,10 @@ from aiohttp import web
 from trimtab.core.decision import Candidate, RouteReason
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
 from trimtab.core.prefix import BlockHasher
-from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.prefix_trust import KeyStanding
 from trimtab.core.types import Arm
 from trimtab.policies.router import RouteQuery, Router
-from trimtab.runtime.prompt import prompt_bytes, repetition_of, session_of
+from trimtab.runtime.prompt import prompt_bytes, repetition_of, scope_of, session_of
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import LABEL_HEADER, SESSION_HEADER, ApiError
 
@@ -61,6 +60,7 @@ class DebugRoute:
         clock: Clock,
         hasher: BlockHasher,
         secret: Secret,
+        models: Callable[[], tuple[str, ...]],
         check_admin: Callable[[web.Request], None],
     ) -> None:
         self._router = router
@@ -68,6 +68,7 @@ class DebugRoute:
         self._clock = clock
         self._hasher = hasher
         self._secret = secret
+        self._models = models
         self._check_admin = check_admin
 
     def routes(self) -> list[web.RouteDef]:
@@ -100,7 +101,7 @@ class DebugRoute:
             facts = self._engine.read_request(path, body)
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
-        scope = PrefixScope(salt=salt or facts.cache_salt or "")
+        scope = scope_of(facts, self._models(), salt)
         prompt = prompt_bytes(facts.segments)
         query = RouteQuery(
             request_id="debug",

@@ -16,7 +16,6 @@ from aiohttp import web
 from trimtab.core.config import GatewayConfig
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSink
 from trimtab.core.prefix import BlockHasher
-from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
@@ -32,7 +31,7 @@ from trimtab.runtime.guard import Guard
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.pass_through import PassThrough
-from trimtab.runtime.prompt import prompt_bytes, repetition_of, segments_of, session_of
+from trimtab.runtime.prompt import prompt_bytes, repetition_of, scope_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
@@ -131,7 +130,9 @@ class Gateway:
         self, extra_routes: Iterable[web.AbstractRouteDef], admin_token: str | None
     ) -> GatewayPages:
         router, engine, secret = self._router, self._engine, self._secret
-        debug = DebugRoute(router, engine, self._clock, self._hasher, secret, self.check_admin)
+        debug = DebugRoute(
+            router, engine, self._clock, self._hasher, secret, self._models, self.check_admin
+        )
         return GatewayPages(
             router,
             self.metrics,
@@ -301,7 +302,7 @@ class Gateway:
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
         seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
-        scope = PrefixScope(salt=caller.salt or facts.cache_salt or "")
+        scope = scope_of(facts, self._models(), caller.salt)
         prompt = prompt_bytes(facts.segments)
         label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
         seen.facts = facts

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.ports import RequestFacts
+from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import Segment
 from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.secret import Secret
@@ -41,6 +42,16 @@ class _User(msgspec.Struct):
 
 
 _USER = msgspec.json.Decoder(_User)
+
+
+def scope_of(facts: RequestFacts, models: tuple[str, ...], salt: str | None) -> PrefixScope:
+    """Return what beside its text makes a request's prefix key.
+
+    A model that is not the fleet's first one is taken for an adapter of it: two of them never share cache. `salt`: the
+    caller's, where it is authenticated; else the body's own counts.
+    """
+    adapter = "" if facts.model in models[:1] else facts.model or ""
+    return PrefixScope(adapter=adapter, salt=salt or facts.cache_salt or "")
 
 
 def prompt_bytes(segments: tuple[tuple[str, str], ...]) -> bytes:
