@@ -7,7 +7,7 @@ from events_kit import REVISION
 from trimtab.core.lever import check_record
 from trimtab.rollout.short_record import complete, parse_record
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lever.toml"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "levers" / "smaller-chunk.toml"
 
 
 def test_example_of_a_lever_record_is_complete() -> None:

@@ -96,6 +96,7 @@ class Served(Rig):
             clock=self.clock,
             started_event=None,
             records=(),
+            attached=None,
             gateway=None,
         )
         control: Any = SimpleNamespace(
@@ -274,3 +275,11 @@ async def test_second_lever_waits_for_the_first(ask: Asking) -> None:
     ask.file.write_text(RECORD.replace('"smaller-chunk"', '"another"'))
     refused = await ask("rollout", "propose", str(ask.file), "--start")
     assert (refused.exit_code, "smaller-chunk is being proven" in refused.output) == (1, True)
+
+
+async def test_lever_that_restarts_a_replica_is_refused_on_servers_of_others(ask: Asking) -> None:
+    """An attached fleet is not ours to restart; nothing was touched."""
+    ask.served.system.attached = object()
+    refused = await ask("rollout", "propose", str(ask.file), "--start")
+    assert (refused.exit_code, "not ours to restart" in refused.output) == (1, True)
+    assert ask.served.log == []
