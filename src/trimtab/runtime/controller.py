@@ -102,19 +102,10 @@ class Controller:
         self._check_free()
         replicas = await self._actuator.prepare(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
-        self.proof = Proof(
-            record=record,
-            policy=policy,
-            rollout=rollout,
-            replicas=replicas,
-            proposed_id=cause_id,
-            last_event_id=cause_id,
-        )
+        proof = self._begun(record, policy, rollout, replicas, cause_id)
         self._moved(None, rollout, None, "first slice")
-        self._actuator.start_slice(
-            record, rollout.share, policy, replicas, cause_id=self.proof.last_event_id
-        )
-        return self.proof
+        self._expose(proof)
+        return proof
 
     def go_on(
         self,
@@ -131,19 +122,11 @@ class Controller:
         """
         rollout = resume(record, state, share, self._clock.mono_s())
         replicas = self._actuator.candidate_replicas(record)
-        self.proof = Proof(
-            record=record,
-            policy=policy,
-            rollout=rollout,
-            replicas=replicas,
-            proposed_id=cause_id,
-            last_event_id=cause_id,
-        )
+        proof = self._begun(record, policy, rollout, replicas, cause_id)
         self._moved(state, rollout, None, rollout.reason)
         if rollout.state is not RolloutState.PAUSED:
-            cause = self.proof.last_event_id
-            self._actuator.start_slice(record, rollout.share, policy, replicas, cause_id=cause)
-        return self.proof
+            self._expose(proof)
+        return proof
 
     def verify(
         self, record: LeverRecord, policy: str | None, *, baseline_policy: str, cause_id: str
@@ -156,6 +139,23 @@ class Controller:
         reason = "verified again at the last balanced share"
         rollout = verify(record, self._clock.mono_s(), reason)
         replicas = self._actuator.candidate_replicas(record)
+        proof = self._begun(record, policy, rollout, replicas, cause_id, verifies=True)
+        self._moved(RolloutState.ADOPTED, rollout, None, reason)
+        cause = proof.last_event_id
+        self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
+        self._expose(proof)
+        return proof
+
+    def _begun(
+        self,
+        record: LeverRecord,
+        policy: str | None,
+        rollout: Rollout,
+        replicas: tuple[str, ...],
+        cause_id: str,
+        *,
+        verifies: bool = False,
+    ) -> Proof:
         self.proof = Proof(
             record=record,
             policy=policy,
@@ -163,13 +163,18 @@ class Controller:
             replicas=replicas,
             proposed_id=cause_id,
             last_event_id=cause_id,
-            verifies=True,
+            verifies=verifies,
         )
-        self._moved(RolloutState.ADOPTED, rollout, None, reason)
-        cause = self.proof.last_event_id
-        self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
-        self._actuator.start_slice(record, rollout.share, policy, replicas, cause_id=cause)
         return self.proof
+
+    def _expose(self, proof: Proof) -> None:
+        self._actuator.start_slice(
+            proof.record,
+            proof.rollout.share,
+            proof.policy,
+            proof.replicas,
+            cause_id=proof.last_event_id,
+        )
 
     async def pause(self, reason: str) -> None:
         """Take the traffic off the lever being proven until somebody resumes it."""
@@ -191,9 +196,7 @@ class Controller:
         )
         proof.rollout, proof.results = again, ()
         self._moved(RolloutState.PAUSED, again, None, reason)
-        self._actuator.start_slice(
-            proof.record, again.share, proof.policy, proof.replicas, cause_id=proof.last_event_id
-        )
+        self._expose(proof)
 
     async def adopt_now(self, reason: str) -> None:
         """Adopt the lever being proven because a person says so; only at its last share."""
