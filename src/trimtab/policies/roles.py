@@ -6,9 +6,13 @@ holds:
     unknown, or a change under way             hold
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
+    decode needs, long prompts stall it        more prefill: TPOT that rises for prompts beside it is no want of decode
     prefill needs, decode stands N / (N - 1)   more prefill (from none: split, if enough long prompts are about)
     decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
+Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
+one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from about w = 1 on; `long_share_min` is that mark.
+
 A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`.
 A rule must hold for `ticks` ticks in a row, and after a change nothing moves for `cooldown_s` (longer than the time to
 change plus the window), twice as long for each change that took the last one back, up to eight times.
@@ -51,6 +55,7 @@ class RoleReason(StrEnum):
     DECODE_FULL = "decode_full"
     PREFILL_NEEDS = "prefill_needs"
     DECODE_NEEDS = "decode_needs"
+    LONG_PROMPTS_STALL = "long_prompts_stall"
     BOTH_NEED = "both_need"
     BOTH_LOW = "both_low"
     REST_TOO_BUSY = "rest_too_busy"
@@ -61,15 +66,14 @@ class RoleReason(StrEnum):
 class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the control is told. Times in seconds; shares and ratios from 0.
 
-    `long_share_min`: replicas' worth of long uncached prompts (their part of all prefill work times the replicas)
-    from which a split is worth a replica.
+    `long_share_min`: replicas' worth of long prompts on the decode side from which they are worth a prefill replica.
     """
 
     act_above: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.55
     act_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.40
     rest_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.85
     kv_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
-    long_share_min: Annotated[float, Meta(ge=0.0)] = 0.5
+    long_share_min: Annotated[float, Meta(ge=0.0)] = 0.75
     window_s: Annotated[float, Meta(gt=0.0)] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0.0)] = 180.0
     ticks: Annotated[int, Meta(ge=1)] = 3
@@ -81,7 +85,7 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
     `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
-    `prefill_work`: of all prompt tokens to compute lately, in replicas that they keep at work; of long prompts only.
+    `local_work`: replicas that long prompts kept at work lately on the decode side.
     """
 
     at_s: float
@@ -95,7 +99,7 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     kv_used_share: float | None
     preemptions: int | None
-    prefill_work: float | None
+    local_work: float | None
 
 
 class RolesState(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +174,7 @@ def _is_unknown(seen: RolesSeen, rules: RoleRules) -> bool:
         or seen.tpot_ms_p90 is None
         or seen.kv_used_share is None
         or seen.preemptions is None
-        or seen.prefill_work is None
+        or seen.local_work is None
     )
 
 
@@ -179,6 +183,7 @@ def _wanted(
 ) -> tuple[RoleAction, RoleReason]:
     """Return what the rules of cause ask for, before streaks and cool-downs."""
     assert seen.kv_used_share is not None
+    assert seen.local_work is not None
     if seen.moving:
         return RoleAction.HOLD, RoleReason.MOVING
     full = seen.kv_used_share >= rules.kv_high or bool(seen.preemptions)
@@ -191,7 +196,9 @@ def _wanted(
     needs_prefill, needs_decode = s_prefill > rules.act_above, s_decode > rules.act_above
     if seen.prefill == 0:
         # Whole requests: prompts that stall answers show in both phases, and only a split can tell them apart.
-        return _split(seen, needs_prefill or needs_decode, s_decode, rules)
+        return _split(seen, needs_prefill or needs_decode, rules)
+    if needs_decode and seen.local_work >= rules.long_share_min and seen.decode > 1:
+        return RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL
     if needs_prefill and needs_decode and s_decode * 1.5 > s_prefill and s_prefill * 1.5 > s_decode:
         return RoleAction.HOLD, RoleReason.BOTH_NEED
     if needs_prefill and s_prefill >= s_decode:
@@ -209,15 +216,13 @@ def _merge(seen: RolesSeen, busiest: float, rules: RoleRules) -> tuple[RoleActio
     return RoleAction.MERGE, RoleReason.BOTH_LOW
 
 
-def _split(
-    seen: RolesSeen, needs: bool, s_decode: float, rules: RoleRules
-) -> tuple[RoleAction, RoleReason]:
-    assert seen.prefill_work is not None
+def _split(seen: RolesSeen, needs: bool, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
+    assert seen.local_work is not None
     if not needs:
         return RoleAction.HOLD, RoleReason.WITHIN_BAND
     if seen.decode < 2:
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
-    if seen.prefill_work < rules.long_share_min:
+    if seen.local_work < rules.long_share_min:
         return RoleAction.HOLD, RoleReason.FEW_LONG_PROMPTS
     return RoleAction.SPLIT, RoleReason.PREFILL_NEEDS
 

@@ -209,11 +209,11 @@ class Fleet:
             label=request.arrival.label,
         )
         request.dispatched_s = now_s
-        if self.role_control is not None:
-            promised = decision.predicted_cached_tokens
-            self.role_control.asked(now_s, routed.prompt_tokens - promised)
         if self.hand_overs is not None and self.hand_overs.begin(now_s, request):
             return
+        if self.role_control is not None:
+            uncached = routed.prompt_tokens - decision.predicted_cached_tokens
+            self.role_control.prefills_here(now_s, uncached)
         hop_s = self.spec.hop_ms / 1000.0
         if hop_s > 0.0:
             self.kernel.at(now_s + hop_s, self._submit, (request, request.job))

@@ -1,7 +1,7 @@
 """Roles in a simulated fleet: what the role control sees each tick, and replicas that drain and change.
 
 Seen are requests of all gateways: TTFT at the first token, TPOT at the end, over the rules' window; the share of KV
-and preemptions of the decode side; and what long prompts would keep at work. The decision is `policies.roles`.
+and preemptions of the decode side; and how many replicas long prompts keep at work there. `policies.roles` decides.
 """
 
 from collections import Counter, deque
@@ -55,8 +55,8 @@ class RoleControl:
         """Take in the end of an answer of more than one token."""
         self._tpot.append((now_s, tpot_ms))
 
-    def asked(self, now_s: float, uncached_tokens: int) -> None:
-        """Take in a prompt as routing saw it; short ones keep nobody from answering."""
+    def prefills_here(self, now_s: float, uncached_tokens: int) -> None:
+        """Take in a prompt that is computed on the decode side; short ones keep nobody from answering."""
         if uncached_tokens > self._roles.rules.chunk_tokens:
             self._long.append((now_s, float(uncached_tokens)))
 
@@ -110,7 +110,7 @@ class RoleControl:
             samples=min(len(self._ttft), len(self._tpot)),
             kv_used_share=sum(shares) / len(shares) if shares else None,
             preemptions=grown,
-            prefill_work=self._work(min(window_s, now_s)),
+            local_work=self._work(min(window_s, now_s)),
         )
 
     def _work(self, length_s: float) -> float | None:

@@ -231,8 +231,9 @@ class RoleControlSection(Strict, frozen=True, kw_only=True, forbid_unknown_field
         float, Meta(gt=0, le=1, description="Share of KV from which decode is full.")
     ] = 0.90
     long_share_min: Annotated[
-        float, Meta(ge=0, description="Replicas' worth of long prompts that a split needs.")
-    ] = 0.5
+        float,
+        Meta(ge=0, description="Replicas kept at work by long prompts where one is worth it."),
+    ] = 0.75
     window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a move after one.")] = (
         180.0

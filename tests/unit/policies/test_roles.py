@@ -32,7 +32,7 @@ def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
         samples=100,
         kv_used_share=0.5,
         preemptions=0,
-        prefill_work=2.0,
+        local_work=0.2,
     )
     return msgspec.structs.replace(seen, **changes)
 
@@ -58,6 +58,11 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
             RoleReason.DECODE_FULL,
         ),
         ({"ttft_ms_p90": 900.0, "preemptions": 3}, RoleAction.MORE_DECODE, RoleReason.DECODE_FULL),
+        (
+            {"tpot_ms_p90": 30.0, "local_work": 1.5},
+            RoleAction.MORE_PREFILL,
+            RoleReason.LONG_PROMPTS_STALL,
+        ),
         ({"ttft_ms_p90": 500.0, "tpot_ms_p90": 38.0}, RoleAction.HOLD, RoleReason.BOTH_NEED),
         ({"ttft_ms_p90": 100.0, "tpot_ms_p90": 10.0}, RoleAction.MERGE, RoleReason.BOTH_LOW),
         ({"ttft_ms_p90": 400.0, "decode": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
@@ -85,7 +90,7 @@ def test_each_cause_moves_roles_its_own_way(
         {"tpot_ms_p90": None},
         {"kv_used_share": None},
         {"preemptions": None},
-        {"prefill_work": None},
+        {"local_work": None},
         {"samples": 3},
     ],
 )
@@ -98,8 +103,8 @@ def test_an_unknown_freezes(changes: dict[str, object]) -> None:
 def test_whole_requests_are_split_when_long_prompts_keep_a_replica_at_work() -> None:
     """And merged again once both phases are far from their targets."""
     merged = {"prefill": 0, "decode": 8, "tpot_ms_p90": 30.0}
-    assert after(**merged).action is RoleAction.SPLIT
-    few = after(**merged, prefill_work=0.2)
+    assert after(**merged, local_work=2.0).action is RoleAction.SPLIT
+    few = after(**merged, local_work=0.2)
     assert (few.action, few.reason) == (RoleAction.HOLD, RoleReason.FEW_LONG_PROMPTS)
     one = after(prefill=1, decode=7, ttft_ms_p90=80.0, tpot_ms_p90=9.0)
     assert one.action is RoleAction.MERGE
