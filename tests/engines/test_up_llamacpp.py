@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -232,10 +233,8 @@ def test_interrupt_during_the_start_ends_it_at_once(tmp_path: Path, moment: str)
     assert verifies(tmp_path / "l.sqlite")
 
 
-def test_restart_takes_back_what_was_being_proven_and_keeps_what_was_adopted(
-    tmp_path: Path,
-) -> None:
-    """kill -9 of a gateway with a request and a canary: the next start serves the baseline, and says so.
+def test_restart_finds_every_lever_where_it_was(tmp_path: Path) -> None:
+    """kill -9 of a gateway with a request and a canary: the next start goes on with it at its share, and says so.
 
     An adopted lever is on again at the start after that, still watched: its trigger disables it.
     """
@@ -243,10 +242,12 @@ def test_restart_takes_back_what_was_being_proven_and_keeps_what_was_adopted(
     write(ledger, *proposed(), moved(RolloutState.CANARY, 0.10))
     with start(tmp_path, "l.sqlite") as running:
         up = Up(running, ledger)
-        assert up.fleet()["plan"]["policy"] == "round_robin"  # type: ignore[index]
+        plan: Any = up.fleet()["plan"]
+        exposed = plan["candidate"]
+        assert (plan["policy"], exposed["lever"], exposed["share"]) == ("round_robin", LEVER, 0.10)
         moves = [e.event for e in events_of(ledger) if isinstance(e.event, RolloutMoved)]
-        assert [move.after for move in moves] == [RolloutState.CANARY, RolloutState.ROLLED_BACK]
-        assert f"{LEVER}: the gateway ended while the lever was being proven" in running.said()
+        assert [move.after for move in moves] == [RolloutState.CANARY, RolloutState.CANARY]
+        assert f"canary      {LEVER} goes on" in running.said()
         kill_with_a_request_running(up)
     assert verifies(ledger)
 

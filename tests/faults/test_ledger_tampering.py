@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from events_kit import SteppingClock, every_event, request
 
+from trimtab.core.events import kind_of
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.ledger_file import APPLICATION_ID, SCHEMA_VERSION
 from trimtab.runtime.ledger_reader import SqliteReader
@@ -15,11 +16,18 @@ from trimtab.runtime.ledger_rows import LedgerError
 UNLOCK = "DROP TRIGGER events_are_never_changed; DROP TRIGGER events_leave_by_retention_only;"
 
 
-def make_ledger(path: Path, n: int = 30) -> None:
+REQUESTS = 5
+Q3 = len(every_event()) + 4
+"""The seq of the request "q3" in the ledger of these tests."""
+
+MOVED = [kind_of(event) for event in every_event()].index("rollout_moved") + 1
+
+
+def make_ledger(path: Path) -> None:
     ledger = SqliteLedger(path, clock=SteppingClock())
     for event in every_event():
         ledger.append(event, cause_id=None)
-    for number in range(n - len(every_event())):
+    for number in range(REQUESTS):
         ledger.append(request(number), cause_id=None)
     ledger.close()
 
@@ -51,7 +59,11 @@ LINK = "its previous hash is not the hash of the event before it"
 @pytest.mark.parametrize(
     ("script", "bad_seq", "problem"),
     [
-        ("UPDATE events SET body = replace(body, '\"q3\"', '\"q4\"') WHERE seq = 27", 27, CONTENT),
+        (
+            f"UPDATE events SET body = replace(body, '\"q3\"', '\"q4\"') WHERE seq = {Q3}",
+            Q3,
+            CONTENT,
+        ),
         ("UPDATE events SET at_s = at_s + 0.001 WHERE seq = 7", 7, CONTENT),
         ("UPDATE events SET cause_id = 'X' WHERE seq = 7", 7, CONTENT),
         ("UPDATE events SET hash = replace(hash, 'a', 'b') WHERE seq = 9", 9, CONTENT),
@@ -70,8 +82,8 @@ LINK = "its previous hash is not the hash of the event before it"
             "it is filed as 'frozen' of None, but is not",
         ),
         (
-            "UPDATE events SET lever = 'other' WHERE seq = 14",
-            14,
+            f"UPDATE events SET lever = 'other' WHERE seq = {MOVED}",
+            MOVED,
             "it is filed as 'rollout_moved' of 'other', but is not",
         ),
     ],
@@ -86,7 +98,7 @@ def test_change_is_found_where_it_is(path: Path, script: str, bad_seq: int, prob
 def test_rehashed_row_breaks_the_next(path: Path) -> None:
     """Changing an event and its own hash moves the break to the event after it."""
     with SqliteReader(path) as reader:
-        row = next(row for row in reader.rows(after_seq=26) if row.seq == 27)
+        row = next(row for row in reader.rows(after_seq=Q3 - 1) if row.seq == Q3)
     forged = type(row)(
         **{
             **{name: getattr(row, name) for name in row.__struct_fields__},
@@ -95,10 +107,10 @@ def test_rehashed_row_breaks_the_next(path: Path) -> None:
     )
     script = (
         f"UPDATE events SET body = replace(body, '\"q3\"', '\"q9\"'), hash = '{forged.computed_hash()}' "
-        "WHERE seq = 27"
+        f"WHERE seq = {Q3}"
     )
     tamper(path, script)
-    assert verify(path) == (28, LINK)
+    assert verify(path) == (Q3 + 1, LINK)
 
 
 @pytest.mark.parametrize(

@@ -453,14 +453,6 @@ def every_event() -> tuple[AnyEvent, ...]:
         TrafficPlanned(plan=plan()),
         moved(RolloutState.CANARY, 0.10),
         gates_evaluated(),
-        VerificationDue(
-            lever=LEVER,
-            changed="lower_precision",
-            moved_to=RolloutState.ADOPTED,
-            budgets=(Budget.MEMORY,),
-            phases=(Phase.PREFILL,),
-            cuts=("label=edit",),
-        ),
         CutsKept(lever=LEVER, kept=("all traffic",), refused={str(EDITS): "no gain shown"}),
         BudgetsRead(when="before", lever=None, budgets=budgets(0.8)),
         effect(),
@@ -469,6 +461,14 @@ def every_event() -> tuple[AnyEvent, ...]:
         LedgerGap(lost=2, first_id="A", last_id="B", reason="no space"),
         StageEnded(stage="baseline", summary={"requests": 120, "late_ms": None}),
         RunEnded(run_id="run-1", reason="finished"),
+        VerificationDue(
+            lever=LEVER,
+            changed="lower_precision",
+            moved_to=RolloutState.ADOPTED,
+            budgets=(Budget.MEMORY,),
+            phases=(Phase.PREFILL,),
+            cuts=("label=edit",),
+        ),
     )
 
 
