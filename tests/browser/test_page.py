@@ -85,6 +85,22 @@ async def opened(
     return page
 
 
+async def opened_from_elsewhere(
+    browser: "playwright.Browser", system: PageSystem
+) -> "playwright.Page":
+    """Open the page as from another host, where it asks for the token first."""
+    check = system.gateway.check_admin
+
+    def from_elsewhere(request: web.Request) -> None:
+        check(request.clone(remote="10.0.0.7"))
+
+    system.gateway.check_admin = from_elsewhere  # type: ignore[method-assign]
+    page = await browser.new_page()
+    page.set_default_timeout(SOON_MS)
+    await page.goto(f"{system.url}/")
+    return page
+
+
 async def test_everything_is_shown_and_nothing_is_loaded_from_elsewhere(
     browser: "playwright.Browser", system: PageSystem
 ) -> None:
@@ -240,15 +256,7 @@ async def test_page_asks_for_the_token_where_it_is_needed(
     """Off loopback the page asks, asks again after a wrong token, and shows the fleet with the right one."""
     async with PageSystem(tmp_path, token="secret") as system:
         await fill(system)
-        check = system.gateway.check_admin
-
-        def from_elsewhere(request: web.Request) -> None:
-            check(request.clone(remote="10.0.0.7"))
-
-        system.gateway.check_admin = from_elsewhere  # type: ignore[method-assign]
-        page = await browser.new_page()
-        page.set_default_timeout(SOON_MS)
-        await page.goto(f"{system.url}/")
+        page = await opened_from_elsewhere(browser, system)
         for token in ("wrong", "secret"):
             await page.get_by_label("admin token").fill(token)
             await page.get_by_role("button", name="Show the fleet").click()
@@ -320,15 +328,7 @@ async def test_action_off_loopback_needs_the_token(
     """With the token of the page it is carried out; once the token is gone it is refused, in words."""
     async with PageSystem(tmp_path, token="secret") as system:
         await fill(system)
-        check = system.gateway.check_admin
-
-        def from_elsewhere(request: web.Request) -> None:
-            check(request.clone(remote="10.0.0.7"))
-
-        system.gateway.check_admin = from_elsewhere  # type: ignore[method-assign]
-        page = await browser.new_page()
-        page.set_default_timeout(SOON_MS)
-        await page.goto(f"{system.url}/")
+        page = await opened_from_elsewhere(browser, system)
         await page.get_by_label("admin token").fill("secret")
         await page.get_by_role("button", name="Show the fleet").click()
         await page.wait_for_selector("#link[data-link=live]")

@@ -14,7 +14,7 @@ ALL_TRAFFIC = "all"
 UNITS_THAT_SHOW = 6
 """With fewer units than these nothing can be shown at alpha = 0.05."""
 
-_RATES = frozenset({Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE, Metric.MEMORY_BYTES})
+RATES = frozenset({Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE, Metric.MEMORY_BYTES})
 """Counted or read, not compared in units: what looks like harm there holds until it does not."""
 
 
@@ -123,7 +123,7 @@ def _holds_while_likely(spec: GateSpec, measured: Measured) -> bool:
     even if all the evidence spoke for it. Before adoption, with units enough, silence counts.
     """
     early = RolloutState.PROVING not in spec.during
-    return early or spec.metric in _RATES or (measured.n_units or 0) < UNITS_THAT_SHOW
+    return early or spec.metric in RATES or (measured.n_units or 0) < UNITS_THAT_SHOW
 
 
 def _unmeasurable(spec: GateSpec, measured: Measured) -> bool:

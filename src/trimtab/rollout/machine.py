@@ -143,31 +143,31 @@ def resume(record: LeverRecord, state: RolloutState, share: float, now_s: float)
     """
     if state not in RUNNING and state is not RolloutState.PAUSED:
         raise TransitionError(f"a rollout that is {state.value} is not being proven")
-    shares, rollout = record.ramp.shares, begin(record, now_s)
+    shares = record.ramp.shares
     if state is RolloutState.PAUSED:
-        return move(rollout, state, now_s, "paused before the restart")
+        return move(begin(record, now_s), state, now_s, "paused before the restart")
     if share not in shares:
-        return rollout
-    return msgspec.structs.replace(
-        rollout,
-        state=state,
-        share_index=shares.index(share),
-        share=share,
-        steps=(Step(share=share, entered_at_s=now_s),),
-        reason="resumed after a restart",
-    )
+        return begin(record, now_s)
+    return _at_share(record, state, shares.index(share), now_s, "resumed after a restart")
 
 
 def verify(record: LeverRecord, now_s: float, reason: str) -> Rollout:
     """Begin to prove an adopted lever again, from the last share at which both arms are balanced."""
     shares = record.ramp.shares
     at = max((n for n, share in enumerate(shares) if share <= BALANCED_SHARE), default=0)
+    return _at_share(record, RolloutState.RAMPING, at, now_s, reason)
+
+
+def _at_share(
+    record: LeverRecord, state: RolloutState, at: int, now_s: float, reason: str
+) -> Rollout:
+    share = record.ramp.shares[at]
     return msgspec.structs.replace(
         begin(record, now_s),
-        state=RolloutState.RAMPING,
+        state=state,
         share_index=at,
-        share=shares[at],
-        steps=(Step(share=shares[at], entered_at_s=now_s),),
+        share=share,
+        steps=(Step(share=share, entered_at_s=now_s),),
         reason=reason,
     )
 

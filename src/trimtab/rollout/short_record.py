@@ -35,6 +35,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Revision, Speculation
 from trimtab.core.types import Budget, Mode, Phase, Resource, RolloutState, Technique
+from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
 
 SHARES: Final = (0.01, 0.05, 0.10, 0.25, 0.50, 0.95)
@@ -44,8 +45,6 @@ LIVE_REVERSE_S, RESTART_REVERSE_S = 0.1, 60.0
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _TEXT = Annotated[str, Meta(min_length=1)]
-_VETO_ONLY: Final = frozenset({Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE, Metric.MEMORY_BYTES})
-"""Metrics that only veto: no lever is meant to gain in them."""
 
 
 class ShortBottleneck(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -245,7 +244,7 @@ def _gates(short: ShortRecord) -> tuple[GateSpec, ...]:
     gains = tuple(
         gain_gate(metric)
         for metric, effect in short.expected.items()
-        if metric not in _VETO_ONLY and _is_better(metric, effect.ratio)
+        if metric not in RATES and _is_better(metric, effect.ratio)
     )
     if any(gate.question is Question.GAIN for gate in written):
         gains = ()

@@ -14,13 +14,13 @@ import msgspec
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, RequestFacts
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import Constraint, ErrorClass
+from trimtab.core.types import Constraint
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.coding import decoded_body
 from trimtab.runtime.exchange import Exchange
-from trimtab.runtime.guard import RETRIED_STATUSES, Guard
+from trimtab.runtime.guard import Guard
 from trimtab.runtime.recorder import Measurement
-from trimtab.runtime.relay import NO_REPLICA, NotNowError, Relay, passed_headers, upstream_headers
+from trimtab.runtime.relay import Relay, press_back, stream_head, upstream_headers
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream, UpstreamResponse
 
@@ -131,10 +131,7 @@ class PassThrough:
     async def _attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
         routed = seen.routed
         assert routed is not None
-        if routed.replica is None:
-            seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
-            exchange.tell(NO_REPLICA, seen.request_id)
-            return
+        assert routed.replica is not None
         drop = (b"content-encoding",) if seen.was_decoded else ()
         async with self._upstream.send(
             routed.replica.url,
@@ -147,20 +144,9 @@ class PassThrough:
             if answer.status < 400 and answer.is_event_stream:
                 await _stream(exchange, answer, seen)
                 return
-            whole = await answer.read()
-            if answer.status in RETRIED_STATUSES:
-                raise NotNowError(answer, whole)
-            self._whole(exchange, answer, whole, seen)
-
-    def _whole(
-        self, exchange: Exchange, answer: UpstreamResponse, body: bytes, seen: Measurement
-    ) -> None:
-        seen.status = answer.status
-        if answer.status >= 400:
-            seen.failed(answer.status, self._engine.classify_error(answer.status, body))
-        elif b"json" in (answer.headers.raw(b"content-type") or b""):
-            self._read_usage(body, seen)
-        exchange.answer(answer.status, passed_headers(answer, seen), body)
+            is_read = b"json" in (answer.headers.raw(b"content-type") or b"")
+            measure = self._read_usage if is_read else _read_nothing
+            await self._relay.whole(exchange, answer, seen, measure)
 
     def _read_usage(self, body: bytes, seen: Measurement) -> None:
         """Take in the token counts of an answer that has them where completions have."""
@@ -174,24 +160,25 @@ class PassThrough:
 async def _stream(exchange: Exchange, answer: UpstreamResponse, seen: Measurement) -> None:
     """Pass a stream of events on; what cuts it off ends it with one error event, which the relay says."""
     seen.status = answer.status
-    head = passed_headers(answer, seen, drop=(b"x-accel-buffering",))
+    head = stream_head(answer, seen)
 
     def begin() -> None:
         if not exchange.begun:
             exchange.is_events = True
-            exchange.begin(answer.status, [*head, (b"X-Accel-Buffering", b"no")])
+            exchange.begin(answer.status, head)
 
     def take(data: bytes, framed: bytes | None = None) -> None:
         begin()
         exchange.write(data, framed)
 
-    exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
-    answer.on_stuck = exchange.drop
-    if exchange.is_full:
-        answer.pause()
+    press_back(exchange, answer)
     await answer.pump(take)
     begin()
     exchange.end()
+
+
+def _read_nothing(body: bytes, seen: Measurement) -> None:
+    """Leave an answer that is no JSON unread."""
 
 
 def _is_json(exchange: Exchange) -> bool:

@@ -36,6 +36,9 @@ from trimtab.runtime.wire import (
 Attempt: TypeAlias = Callable[[Exchange, bytes, Measurement], Awaitable[None]]
 """Sends a routed request once. Raises an `UpstreamError` or `NotNowError` before anything reached the client."""
 
+Measure: TypeAlias = Callable[[bytes, Measurement], None]
+"""Reads what a good answer says of itself."""
+
 _SAYS_NOTHING: Final = frozenset({ErrorClass.CLIENT_ABORT, ErrorClass.NO_REPLICA})
 _REPLICA_FAILED: Final = frozenset(
     {ErrorClass.STREAM_TRUNCATED, ErrorClass.UPSTREAM_TIMEOUT, ErrorClass.UPSTREAM_CONNECT}
@@ -111,7 +114,7 @@ class Relay:
                 await self._watched(once, exchange, body, seen)
             except NotNowError as error:
                 if not repeatable or not self._route_around(seen, may_repeat=False):
-                    self._pass_on(exchange, error.answer, error.body, seen)
+                    self._pass_on(exchange, error.answer, error.body, seen, self._measure)
                     return
             except UpstreamError as error:
                 reachable = isinstance(error, UpstreamConnectError) and error.reachable
@@ -127,11 +130,14 @@ class Relay:
         self, once: Attempt, exchange: Exchange, body: bytes, seen: Measurement
     ) -> None:
         """Make one attempt and tell the guard how it ended."""
-        routed = seen.routed
-        replica = routed.replica.id if routed is not None and routed.replica is not None else None
+        assert seen.routed is not None
+        if seen.routed.replica is None:
+            seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
+            exchange.tell(NO_REPLICA, seen.request_id)
+            return
+        replica = seen.routed.replica.id
         outcome = Outcome.NEUTRAL
-        if replica is not None:
-            self._guard.sent(replica, self._clock.mono_s())
+        self._guard.sent(replica, self._clock.mono_s())
         try:
             await once(exchange, body, seen)
             outcome = _outcome(seen)
@@ -139,8 +145,7 @@ class Relay:
             outcome = Outcome.FAILED
             raise
         finally:
-            if replica is not None:
-                self._guard.saw(replica, outcome, self._clock.mono_s())
+            self._guard.saw(replica, outcome, self._clock.mono_s())
 
     def _route_around(self, seen: Measurement, *, may_repeat: bool) -> bool:
         """Route again without the replica that failed; False if there is nowhere else to go, or no retry left.
@@ -166,10 +171,7 @@ class Relay:
     async def _attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
         routed = seen.routed
         assert routed is not None
-        if routed.replica is None:
-            seen.failed(NO_REPLICA.status, ErrorClass.NO_REPLICA)
-            exchange.tell(NO_REPLICA, seen.request_id)
-            return
+        assert routed.replica is not None
         headers = upstream_headers(exchange, seen, drop=(b"content-encoding",))
         seen.captured = self._router.dispatched(routed)
         stream = routed.query.facts.stream
@@ -179,22 +181,37 @@ class Relay:
             if answer.status < 400 and answer.is_event_stream:
                 await self._stream(exchange, answer, seen)
             else:
-                await self._whole(exchange, answer, seen)
+                await self.whole(exchange, answer, seen, self._measure)
 
-    async def _whole(self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement) -> None:
+    async def whole(
+        self,
+        exchange: Exchange,
+        answer: UpstreamResponse,
+        seen: Measurement,
+        measure: Measure,
+    ) -> None:
+        """Read an answer to its end and pass it on; `measure` reads what a good one says.
+
+        Raises `NotNowError` for one that another replica may answer better.
+        """
         body = await answer.read()
         if answer.status in RETRIED_STATUSES:
             raise NotNowError(answer, body)
-        self._pass_on(exchange, answer, body, seen)
+        self._pass_on(exchange, answer, body, seen, measure)
 
     def _pass_on(
-        self, exchange: Exchange, answer: UpstreamResponse, body: bytes, seen: Measurement
+        self,
+        exchange: Exchange,
+        answer: UpstreamResponse,
+        body: bytes,
+        seen: Measurement,
+        measure: Measure,
     ) -> None:
         seen.status = answer.status
         if answer.status >= 400:
             seen.failed(answer.status, self._engine.classify_error(answer.status, body))
         else:
-            self._measure(body, seen)
+            measure(body, seen)
         exchange.answer(answer.status, passed_headers(answer, seen), body)
 
     def _measure(self, body: bytes, seen: Measurement) -> None:
@@ -208,10 +225,7 @@ class Relay:
     async def _stream(
         self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
     ) -> None:
-        head = [
-            *passed_headers(answer, seen, drop=(b"x-accel-buffering",)),
-            (b"X-Accel-Buffering", b"no"),
-        ]
+        head = stream_head(answer, seen)
 
         def begin() -> None:
             exchange.is_events = True
@@ -235,10 +249,7 @@ class Relay:
             beat=pump.write,
         )
         seen.status = answer.status
-        exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
-        answer.on_stuck = exchange.drop
-        if exchange.is_full:
-            answer.pause()
+        press_back(exchange, answer)
         failure: tuple[ErrorClass, ApiError] | None = None
         try:
             await answer.pump(pump.take)
@@ -289,6 +300,20 @@ def _refuse(error: UpstreamError, exchange: Exchange, seen: Measurement) -> None
     error_class, said = _explain(error, seen)
     seen.failed(said.status, error_class)
     exchange.tell(said, seen.request_id)
+
+
+def press_back(exchange: Exchange, answer: UpstreamResponse) -> None:
+    """Let a client that reads slowly slow its replica down, and one that is stuck be dropped."""
+    exchange.on_pause, exchange.on_resume = answer.pause, answer.resume
+    answer.on_stuck = exchange.drop
+    if exchange.is_full:
+        answer.pause()
+
+
+def stream_head(answer: UpstreamResponse, seen: Measurement) -> Pairs:
+    """Return the headers of a stream: the replica's, and one that tells proxies on the way not to hold it back."""
+    passed = passed_headers(answer, seen, drop=(b"x-accel-buffering",))
+    return [*passed, (b"X-Accel-Buffering", b"no")]
 
 
 def upstream_headers(exchange: Exchange, seen: Measurement, *, drop: Iterable[bytes] = ()) -> Pairs:
