@@ -9,20 +9,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from control_kit import Rig, traffic
+from control_kit import Deciding, HandClock, traffic
 from events_kit import REVISION
 from fake_engine import FakeEngine
 from harness import Harness
-from rollout_kit import EXTRAS
 
 from trimtab.core.config import Config, LedgerConfig, LeverConfig
 from trimtab.core.types import Mode, RolloutState
 from trimtab.interfaces.cli import main
 from trimtab.interfaces.web.rollouts import PATH, rollout_routes
-from trimtab.runtime.controller import Controller
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.operate import Operator
-from trimtab.runtime.trigger_watch import TriggerShell
 
 RECORD = """
 name = "smaller-chunk"
@@ -66,30 +63,12 @@ edge = "1s"
 """
 
 
-class Served(Rig):
+class Served(Deciding):
     """A controller and triggers on fake replicas, with a ledger on disk, behind a real gateway's route."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.disk = SqliteLedger(path, clock=self.clock)
-        self.actuator._sink = self.disk
-        self.controller = Controller(
-            actuator=self.actuator,
-            sink=self.disk,
-            clock=self.clock,
-            extras=lambda record, replicas: EXTRAS,
-            after_adoption=lambda record, cause_id: None,
-            on_adopted=self._adopted,
-        )
-        self.triggers = TriggerShell(
-            actuator=self.actuator,
-            sink=self.disk,
-            clock=self.clock,
-            records=lambda: (),
-            load_bound=1.25,
-            baseline_policy="round_robin",
-            distrust=lambda: None,
-        )
+        self.disk = SqliteLedger(path, clock=HandClock())
+        super().__init__(self.disk)
         self.system: Any = SimpleNamespace(
             config=Config(ledger=LedgerConfig(path=str(path))),
             baseline=REVISION,
@@ -106,9 +85,6 @@ class Served(Rig):
             begin_proof=lambda: None,
         )
         self.operator = Operator(control, self.system)
-
-    def _adopted(self, record: Any, policy: Any, cuts: Any, cause: str) -> None:
-        self.triggers.adopt(record, policy, cuts, cause)
 
     async def until(self, state: RolloutState) -> None:
         """Serve traffic that the lever speeds up until it is in a state."""

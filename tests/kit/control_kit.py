@@ -2,19 +2,21 @@
 
 import msgspec
 from events_kit import REVISION, lever_record
-from rollout_kit import LEVER_GATES, RAMP, served
+from rollout_kit import EXTRAS, LEVER_GATES, RAMP, served
 
 from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.events import AnyEvent, Envelope, kind_of
 from trimtab.core.gate import Statistic
 from trimtab.core.lever import Comparison, LeverRecord
-from trimtab.core.ports import LaunchError
+from trimtab.core.ports import LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
 from trimtab.core.traffic import CandidatePlan, TrafficPlan, expose
-from trimtab.core.types import Arm, Technique
+from trimtab.core.types import Arm, RolloutState, Technique
 from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.controller import Controller
 from trimtab.runtime.ledger_memory import MemoryLedger
+from trimtab.runtime.trigger_watch import TriggerShell
 
 EDITS = Cut(Dimension.LABEL, "edit")
 QUESTIONS = Cut(Dimension.LABEL, "question")
@@ -124,6 +126,42 @@ class Rig:
     def events(self, kind: str) -> list[AnyEvent]:
         """The recorded events of one kind."""
         return [each.event for each in self.envelopes if kind_of(each.event) == kind]
+
+
+class Deciding(Rig):
+    """A rig with a controller and triggers that watch what it adopts; `sink` takes the place of the one in memory."""
+
+    def __init__(self, sink: LedgerSink | None = None) -> None:
+        super().__init__()
+        told: LedgerSink = self.sink if sink is None else sink
+        self.actuator._sink = told
+        self.controller = Controller(
+            actuator=self.actuator,
+            sink=told,
+            clock=self.clock,
+            extras=lambda record, replicas: EXTRAS,
+            after_adoption=lambda record, cause_id: None,
+            on_adopted=self.watch,
+        )
+        self.triggers = TriggerShell(
+            actuator=self.actuator,
+            sink=told,
+            clock=self.clock,
+            records=lambda: (),
+            load_bound=1.25,
+            baseline_policy="round_robin",
+            distrust=lambda: None,
+            on_changed=self.changed,
+        )
+
+    def watch(
+        self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause: str
+    ) -> None:
+        """Watch a lever that was adopted."""
+        self.triggers.adopt(record, policy, cuts, cause)
+
+    def changed(self, record: LeverRecord, to: RolloutState, cause: str) -> None:
+        """Hear of an adopted lever that went on, off or away."""
 
 
 class SpySink(MemoryLedger):

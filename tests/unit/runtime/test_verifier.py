@@ -2,8 +2,7 @@
 
 import msgspec
 import pytest
-from control_kit import EDITS, Rig, routing_lever, speculation_lever, traffic
-from rollout_kit import EXTRAS
+from control_kit import EDITS, Deciding, routing_lever, speculation_lever, traffic
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved, VerificationDue
@@ -12,9 +11,7 @@ from trimtab.core.state import rebuild
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import Mode, RolloutState, Technique
 from trimtab.levers.catalog import routing_policy_of
-from trimtab.runtime.controller import Controller
 from trimtab.runtime.proof import ControlError
-from trimtab.runtime.trigger_watch import TriggerShell
 from trimtab.runtime.verifier import Verifier
 
 ROUTING = msgspec.structs.replace(routing_lever(), policy="prefix_affine")
@@ -25,29 +22,11 @@ SPECULATION = speculation_lever((EDITS,))
 GAIN, HARM = 0.5, 3.0
 
 
-class Wired(Rig):
+class Wired(Deciding):
     """Controller, triggers and verifier as a serving system wires them."""
 
     def __init__(self, mode: Mode = Mode.ACT) -> None:
         super().__init__()
-        self.controller = Controller(
-            actuator=self.actuator,
-            sink=self.sink,
-            clock=self.clock,
-            extras=lambda record, replicas: EXTRAS,
-            after_adoption=lambda record, cause_id: None,
-            on_adopted=self._watch,
-        )
-        self.triggers = TriggerShell(
-            actuator=self.actuator,
-            sink=self.sink,
-            clock=self.clock,
-            records=lambda: (),
-            load_bound=1.25,
-            baseline_policy="round_robin",
-            distrust=lambda: None,
-            on_changed=lambda *said: self.verifier.changed(*said),
-        )
         self.verifier = Verifier(
             controller=self.controller,
             triggers=lambda: self.triggers,
@@ -56,11 +35,14 @@ class Wired(Rig):
             mode=mode,
         )
 
-    def _watch(
+    def watch(
         self, record: LeverRecord, policy: str | None, cuts: tuple[Cut, ...], cause: str
     ) -> None:
-        self.triggers.adopt(record, policy, cuts, cause)
+        super().watch(record, policy, cuts, cause)
         self.verifier.changed(record, RolloutState.ADOPTED, cause)
+
+    def changed(self, record: LeverRecord, to: RolloutState, cause: str) -> None:
+        self.verifier.changed(record, to, cause)
 
     async def adopt(self, record: LeverRecord) -> None:
         """Prove and adopt a lever that gains."""
