@@ -1,6 +1,6 @@
 """Whether `trimtab diagnose` names what binds a real fleet, under loads that are made to bind differently.
 
-    python bench/live_diagnosis.py [--engine embedded|vllm] [--runs N] [--window SECONDS] [--load NAME]
+    python bench/live_diagnosis.py [--engine embedded|vllm] [--runs N] [--window SECONDS] [--load NAME ...]
 
 | load | made so | expected |
 |---|---|---|
@@ -60,6 +60,8 @@ class Row(NamedTuple):
     confidence: float
     right: bool
     because: str
+    late: bool = False
+    """No answer came in time: a machine too slow for this load, which says nothing of the diagnosis."""
 
 
 async def trimtab(folder: Path, *arguments: str) -> Any:
@@ -190,7 +192,8 @@ def line_of(row: Row) -> str:
 
 def summary(rows: list[Row]) -> str:
     """How many were right, and how often among answers of like confidence."""
-    lines = [f"{sum(row.right for row in rows)} of {len(rows)} right"]
+    late = sum(row.late for row in rows)
+    lines = [f"{sum(row.right for row in rows)} of {len(rows)} right, {late} out of time"]
     for low, high in itertools.pairwise(BIN_EDGES):
         held = [row.right for row in rows if low <= row.confidence < high]
         if held:
@@ -222,11 +225,12 @@ async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
         print(growth)
         print(f"{'load':16} run  {'expected':24} {'answered':24} confidence", flush=True)
         bench = Bench(fleet, folder, cost, options.window, options.record)
-        loads = [each for each in fleet.loads(cost, growth) if options.load in (None, each.name)]
+        wanted = options.load
+        loads = [each for each in fleet.loads(cost, growth) if not wanted or each.name in wanted]
         for run, load in itertools.product(range(1, options.runs + 1), loads):
             row, answer = await judged(bench, load, run)
             for _ in range(options.again):
-                if row.right:
+                if row.right or row.late:
                     break
                 print(f"{line_of(row)} (once more)", flush=True)
                 row, answer = await judged(bench, load, run)
@@ -239,12 +243,12 @@ async def run_all(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 async def judged(bench: Bench, load: Load, run: int) -> tuple[Row, Any]:
-    """Put a load on the fleet and judge the answer; none in time is a wrong one."""
+    """Put a load on the fleet and judge the answer; without one in time the row is late."""
     try:
         answer = await bench.answer(load, run)
     except TimeoutError:
         late = f"no answer within {WAIT_TIMEOUT_S:g} s"
-        return Row(load.name, run, load.expected, "out of time", 0.0, False, late), None
+        return Row(load.name, run, load.expected, "out of time", 0.0, False, late, late=True), None
     return row_of(load, run, answer), answer
 
 
@@ -255,7 +259,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="how often each load is put on")
     parser.add_argument("--window", type=float, default=10.0, help="seconds that are diagnosed")
     parser.add_argument("--calibrate", type=float, default=8.0, help="seconds for the cost model")
-    parser.add_argument("--load", help="only the load of this name")
+    parser.add_argument("--load", action="append", help="only loads of this name; may be repeated")
     parser.add_argument(
         "--again", type=int, default=0, help="how often a load is put on again that was not told"
     )
