@@ -445,7 +445,8 @@ async def test_server_is_reached_by_tls_and_its_certificate_checked(tmp_path: Pa
             plain,
             attached=(AttachedServer(url=url, name="a"),),
             ca_file=ca_file,
-            start_timeout_s=0.3,
+            # Long enough for the first check to have failed on a busy machine.
+            start_timeout_s=3.0,
         )
 
     try:

@@ -4,6 +4,7 @@ import itertools
 import os
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_kit import EXTRAS, LEVER_GATES, RAMP, lever, pairs, roll_out, served
@@ -148,6 +149,7 @@ def test_matched_units_are_disjoint_and_use_no_request_twice(
     assert sum(unit.n_baseline + unit.n_candidate for unit in units) <= len(rows)
 
 
+@pytest.mark.timeout(900)
 def test_lever_that_changes_nothing_is_hardly_ever_adopted() -> None:
     """A/A: autocorrelated load, unequal sessions, heavy tails, a look after every block, all real gates."""
     seeds = 200 if DEEP else 20
@@ -157,6 +159,7 @@ def test_lever_that_changes_nothing_is_hardly_ever_adopted() -> None:
     assert ends.count(RolloutState.ADOPTED) <= seeds // 20
 
 
+@pytest.mark.timeout(900)
 def test_lever_that_halves_ttft_is_adopted() -> None:
     """Power: 45% less TTFT at three requests per second, within five minutes in most runs."""
     seeds = 40 if DEEP else 8
@@ -166,6 +169,7 @@ def test_lever_that_halves_ttft_is_adopted() -> None:
     assert ends.count(RolloutState.ADOPTED) >= 0.5 * seeds
 
 
+@pytest.mark.timeout(900)
 def test_lever_that_doubles_ttft_never_gets_to_half_of_the_sessions() -> None:
     """Harm is stopped while the slice is small."""
     seeds = 40 if DEEP else 8
