@@ -6,15 +6,20 @@
 `record` runs the real fleet, gateway and clients on the same cores, and leaves for each load a file of recorded
 requests and the ledgers. What shares which beginning comes from the engine's own tokens; no text is kept. A machine
 that others use too changes its speed within minutes, so each load is run in rounds, the loads in turn, each round on a
-fresh fleet and with other sessions. Printed with each is how long replicas were ready to run and had no core.
+fresh fleet and with other sessions. Printed and kept with each is how long replicas were ready to run and had no core:
+gateway and clients alone make that 1 to 3% of the time they ran, so a round with more than `--waited-max` of it was
+disturbed by others and is left out.
 
 `score` is the commands in a row: `trimtab calibrate` on the one load (each replica's requests, reuse as told),
 `trimtab simulate` of the same arrivals at all three (routing, slots and reuse are simulated), and the table of errors.
+The figure after +- is half of the 95% interval of an error, from how it differs between rounds: what the machine and
+the few requests of a round leave open.
 """
 
 import argparse
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ from click.testing import CliRunner
 
 from trimtab.core.config import Config, EngineConfig, GatewayConfig, LedgerConfig, RoutingConfig
 from trimtab.core.record import RequestRecord
+from trimtab.core.stats_summary import t_quantile
 from trimtab.interfaces.cli import main as command
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.load import run_load
@@ -53,6 +59,13 @@ CALIBRATE = (
     # Cores, threads of a replica, replicas; chains are compared by four tokens.
     *("--host", 2, 1, 2, "--block-tokens", 4, "--fit-share", 1.0),
 )
+
+
+class Cores(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all threads of the replicas in a round: seconds on a core, and ready to run without one."""
+
+    ran_s: float
+    waited_s: float
 
 
 def config_of(ledger: Path, policy: str) -> Config:
@@ -194,6 +207,8 @@ async def run_round(
         before = waits_s(pids)
         result = await run_load(system.url, workload, clock=clock, on_text=told)
         ran_s, waited_s = (now - then for now, then in zip(waits_s(pids), before, strict=True))
+        cores = msgspec.json.encode(Cores(ran_s=ran_s, waited_s=waited_s))
+        ledger.with_suffix(".cores.json").write_bytes(cores)
         records = {one.request_id: one for one in system.records}
         tokens = await tokens_of(system.ready_url(ids[0]), workload, answers)
     joined = [
@@ -215,17 +230,31 @@ def record(folder: Path, asked: argparse.Namespace) -> None:
     for number in range(asked.first_round, asked.first_round + asked.rounds):
         for rate in asked.rates:
             made = run_round(folder, rate, number, asked.seconds, asked.users, asked.policy)
-            lines = [msgspec.json.encode(one).decode() for one in asyncio.run(made)]
-            (folder / f"load-{rate:g}-{number}.jsonl").write_text("\n".join(lines) + "\n")
+            write(folder / f"load-{rate:g}-{number}.jsonl", asyncio.run(made))
 
 
-def gather(folder: Path, rates: Sequence[float]) -> None:
+def rounds_of(folder: Path, rate_per_s: float, waited_max: float) -> list[list[Recorded]]:
+    """Return what each round of a load served, those left out in which replicas waited longer for a core."""
+    found = []
+    for path in sorted(folder.glob(f"load-{rate_per_s:g}-*.jsonl")):
+        cores = msgspec.json.decode(path.with_suffix(".cores.json").read_bytes(), type=Cores)
+        if cores.waited_s <= waited_max * cores.ran_s:
+            found.append(read_recorded(path.read_text().splitlines(), file=str(path)))
+    return found
+
+
+def write(path: Path, recorded: Sequence[Recorded]) -> Path:
+    """Write recorded requests, one a line."""
+    path.write_text("\n".join(msgspec.json.encode(one).decode() for one in recorded) + "\n")
+    return path
+
+
+def gather(folder: Path, asked: argparse.Namespace) -> None:
     """Put the rounds of each load into one file."""
-    for rate in rates:
-        paths = sorted(folder.glob(f"load-{rate:g}-*.jsonl"))
-        rounds = [read_recorded(path.read_text().splitlines(), file=str(path)) for path in paths]
-        lines = [msgspec.json.encode(one).decode() for one in appended(rounds)]
-        (folder / f"load-{rate:g}.jsonl").write_text("\n".join(lines) + "\n")
+    for rate in asked.rates:
+        rounds = rounds_of(folder, rate, asked.waited_max)
+        print(f"{rate:g} a second: {len(rounds)} rounds of {sum(map(len, rounds))} requests")
+        write(folder / f"load-{rate:g}.jsonl", appended(rounds))
 
 
 def calibrate(folder: Path, fit_on: float, tries: int) -> Path:
@@ -245,10 +274,9 @@ def calibrate(folder: Path, fit_on: float, tries: int) -> Path:
 
 
 def simulate(
-    folder: Path, rate_per_s: float, replica: Path, policy: str
-) -> list[tuple[str, str, float, float]]:
-    """Simulate one load by `trimtab simulate`; returns (metric, statistic, measured, simulated)."""
-    trace = folder / f"load-{rate_per_s:g}.jsonl"
+    folder: Path, trace: Path, replica: Path, policy: str
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Simulate recorded requests by `trimtab simulate`; returns (measured, simulated) by metric and statistic."""
     served = read_recorded(trace.read_text().splitlines(), file=str(trace))
     last_s = served[-1].at_s
     # The longer run lets every request end; the shorter one ends with the arrivals, for the throughput.
@@ -256,15 +284,15 @@ def simulate(
         _summary(folder, replica, trace, (policy, last_s + more)) for more in (300.0, 0.001)
     )
     done = sum(one.output_tokens for one in served if (one.last_token_s or 0.0) <= last_s)
-    rows = [("output_tokens_per_s", "", done / last_s, float(cut["output_tokens_per_s"]))]
+    found = {("output_tokens_per_s", ""): (done / last_s, float(cut["output_tokens_per_s"]))}
     for metric, values in _times(served).items():
-        for statistic, found in (
+        for statistic, real in (
             ("mean", float(np.mean(values))),
             ("p50", float(np.median(values))),
             ("p95", float(np.percentile(values, 95))),
         ):
-            rows.append((metric, statistic, found, float(whole[metric][statistic])))
-    return rows
+            found[metric, statistic] = real, float(whole[metric][statistic])
+    return found
 
 
 def _times(served: Sequence[Recorded]) -> dict[str, list[float]]:
@@ -297,12 +325,35 @@ def _told(words: Sequence[object]) -> str:
 
 
 def score(folder: Path, asked: argparse.Namespace) -> None:
-    """Print how far the simulator is off at each load."""
+    """Print how far the simulator is off at each load, with what the rounds say of the chance in it."""
+    gather(folder, asked)
     replica = calibrate(folder, asked.fit, asked.tries)
     for rate in asked.rates:
         print(f"{rate:g} a second{' (fitted)' if rate == asked.fit else ''}")
-        for metric, statistic, real, made in simulate(folder, rate, replica, asked.policy):
-            print(f"  {metric:20} {statistic:5} {real:9.1f} {made:9.1f} {made / real - 1.0:+7.1%}")
+        rounds = rounds_of(folder, rate, asked.waited_max)
+        parts = [rounds, *(rounds[:at] + rounds[at + 1 :] for at in range(len(rounds)))]
+        found = []
+        for part in parts:
+            trace = write(folder / "scored.jsonl", appended(part))
+            found.append(simulate(folder, trace, replica, asked.policy))
+        for key, (real, made) in found[0].items():
+            half = half_of([one[key][1] / one[key][0] for one in found[1:]])
+            said = "unknown" if half is None else f"+-{half:.1%}"
+            print(
+                f"  {key[0]:20} {key[1]:5} {real:9.1f} {made:9.1f} {made / real - 1.0:+7.1%} {said}"
+            )
+
+
+def half_of(without: Sequence[float]) -> float | None:
+    """Return half of the 95% interval of a value, from what it is without each of the rounds in turn.
+
+    Source: the jackknife; Efron, Stein, "The jackknife estimate of variance", 1981.
+    """
+    count = len(without)
+    if count < 3:
+        return None
+    spread = sum((one - sum(without) / count) ** 2 for one in without) * (count - 1) / count
+    return t_quantile(0.975, count - 1) * math.sqrt(spread)
 
 
 def main() -> None:
@@ -316,6 +367,7 @@ def main() -> None:
     parser.add_argument("--first-round", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=36.0)
     parser.add_argument("--users", type=int, default=16)
+    parser.add_argument("--waited-max", type=float, default=0.04)
     parser.add_argument("--fit", type=float, default=0.5)
     parser.add_argument("--tries", type=int, default=400)
     asked = parser.parse_args()
@@ -323,9 +375,9 @@ def main() -> None:
     match asked.step:
         case "record":
             record(asked.folder, asked)
-            gather(asked.folder, asked.rates)
+            gather(asked.folder, asked)
         case "gather":
-            gather(asked.folder, asked.rates)
+            gather(asked.folder, asked)
         case _:
             score(asked.folder, asked)
 

@@ -1,7 +1,8 @@
 """The simulator against the embedded fleet: a coding workload at three loads, fitted at one, scored on all.
 
 Recorded by `bench/bench_embedded_fleet.py record`: two llama.cpp replicas, their gateway and the clients on two cores,
-four rounds of 36 s for each load. Routing, slots and reuse are simulated; of the fitted load reuse is told.
+four rounds of 36 s for each load, those left out in which others took the cores (one at the highest load, two at the
+fitted one). Routing, slots and reuse are simulated; of the fitted load reuse is told.
 """
 
 from collections.abc import Callable
@@ -110,23 +111,23 @@ def throughput_error(load: str) -> float:
     return real_s / made_s - 1.0
 
 
-def test_fitted_load_comes_out_within_ten_per_cent() -> None:
-    """TTFT, TPOT and end-to-end time in mean and 95th percentile, with routing and reuse simulated."""
-    assert {
-        name: error for name, error in errors_of(FITTED_LOAD).items() if abs(error) > 0.10
-    } == {}
+@pytest.mark.parametrize("load", [FITTED_LOAD, *OTHER_LOADS])
+def test_means_come_out_within_ten_per_cent(load: str) -> None:
+    """TTFT, TPOT and end-to-end time at every load, of which one was fitted."""
+    means = {name: error for name, error in errors_of(load).items() if name.endswith("mean")}
+    assert {name: error for name, error in means.items() if abs(error) > 0.10} == {}
 
 
-@pytest.mark.parametrize("load", OTHER_LOADS)
-def test_other_loads_say_their_error(
+@pytest.mark.parametrize("load", [FITTED_LOAD, *OTHER_LOADS])
+def test_slow_requests_come_out_within_what_rounds_differ(
     load: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Measured on a machine that others used: means within 15%, 95th percentiles of 40 to 90 requests within 25%."""
+    """95th percentiles hang on two to four requests of 36 to 65; between rounds they differ by a quarter."""
     errors = errors_of(load)
     for name, error in errors.items():
         record_property(f"{load} a second: {name}", error)
-    bounds = {name: 0.15 if name.endswith("mean") else 0.25 for name in errors}
-    assert {name: error for name, error in errors.items() if abs(error) > bounds[name]} == {}
+    p95 = {name: error for name, error in errors.items() if name.endswith("p95")}
+    assert {name: error for name, error in p95.items() if abs(error) > 0.25} == {}
 
 
 @pytest.mark.parametrize("load", [FITTED_LOAD, *OTHER_LOADS])

@@ -1,5 +1,6 @@
 """What every source of step times promises, and what the package of kernel tables must not do to us."""
 
+import importlib
 import importlib.util
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
 from trimtab.planning.roofline_times import RooflineTimes
 from trimtab.runtime import kernel_tables
 from trimtab.runtime.kernel_cache import GridCache
+from trimtab.runtime.kernel_sdk import MODES, open_tables
 from trimtab.runtime.kernel_tables import PackageTables
 from trimtab.runtime.plan_estimator import build_estimator
 
@@ -101,16 +103,19 @@ def test_models_asked_in_turn_do_not_answer_for_each_other(tables: PackageTables
 def test_kept_times_answer_as_fresh_ones_and_load_no_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run reads what the first was told, for any size, and asks the package nothing."""
+    """The second run reads what the first was told, for any load, and asks the package nothing."""
     asked = Serving(model="Qwen/Qwen3-32B", system="H100", engine=EngineKind.VLLM, kv_bits=16)
-    first = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
-    assert list(tmp_path.glob("*.times"))
-    monkeypatch.setattr(kernel_tables, "_sdk", None)
-    second = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
+    tables = PackageTables(GridCache(tmp_path))
+    first = tables.times(asked, Layout(tp=2))
     assert not isinstance(first, NoTimes)
+    told = (first.decode_ms(25, 3333), first.prefill_ms(777, 0))
+    tables.keep()
+    assert list(tmp_path.glob("*.times"))
+    monkeypatch.setattr(kernel_tables, "compile_layout", None)
+    second = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
     assert not isinstance(second, NoTimes)
-    assert second.decode_ms(25, 3333) == first.decode_ms(25, 3333)
-    assert second.prefill_ms(777, 0) == first.prefill_ms(777, 0)
+    assert (second.decode_ms(25, 3333), second.prefill_ms(777, 0)) == told
+    assert second.decode_ms(100, 5000) == first.decode_ms(100, 5000)
     assert second.notes == first.notes
 
 
@@ -118,15 +123,49 @@ def test_kept_times_answer_as_fresh_ones_and_load_no_tables(
 def test_kept_times_of_another_grid_are_asked_anew(tmp_path: Path) -> None:
     """A file with other points neither answers nor stops a plan."""
     asked = Serving(model="Qwen/Qwen3-32B", system="H100", engine=EngineKind.VLLM, kv_bits=16)
-    first = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
+    tables = PackageTables(GridCache(tmp_path))
+    first = tables.times(asked, Layout(tp=2))
+    assert not isinstance(first, NoTimes)
+    first.decode_ms(24, 3000)
+    tables.keep()
     (path,) = tmp_path.glob("*.times")
     kept = msgspec.msgpack.decode(path.read_bytes())
     kept["times"]["grids"][0]["decode"] = kept["times"]["grids"][0]["decode"][:-4]
     path.write_bytes(msgspec.msgpack.encode(kept))
     again = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
-    assert not isinstance(first, NoTimes)
     assert not isinstance(again, NoTimes)
     assert again.decode_ms(24, 3000) == first.decode_ms(24, 3000)
+
+
+@needs_tables
+def test_order_of_attention_kernels_is_the_one_that_the_package_finds() -> None:
+    """What comes with us spares probing its tables; it is the same to the letter for one device and engine."""
+    tables = open_tables("h100_sxm", "sglang", MODES[0])
+    known = tables.__dict__.pop("_attention_lane_density_cache")
+    probed = importlib.import_module("aiconfigurator_core.sdk.engine_table_view")
+    for (table, shared), density in known[1].items():
+        found = probed.fetch_attention_lane_density(tables, table, shared_layer=shared)
+        assert found == density
+
+
+@needs_tables
+@pytest.mark.parametrize("system", ["h100_sxm", "b200_sxm", "h100_pcie"])
+def test_tables_opened_directly_are_those_of_the_package(system: str) -> None:
+    """The same version, mode and sources as by the package's own way; nothing where it has nothing."""
+    database = importlib.import_module("aiconfigurator_core.sdk.perf_database")
+    for mode in MODES:
+        found = open_tables(system, "vllm", mode)
+        try:
+            own = database.get_database_view(system, "vllm", "current", database_mode=mode)
+        except ValueError:  # how it says that it has nothing
+            own = None
+        assert (found is None) is (own is None)
+        if own is not None:
+            told = [
+                (each.version, each.get_default_database_mode(), each.enable_shared_layer)
+                for each in (found, own)
+            ]
+            assert told[0] == told[1]
 
 
 @needs_tables

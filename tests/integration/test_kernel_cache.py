@@ -2,21 +2,11 @@
 
 from pathlib import Path
 
-from times_kit import LawTimes
-
-from trimtab.planning.grid_times import sample
+from trimtab.planning.grid_times import empty_grid
 from trimtab.planning.kernel_port import NoTimes
 from trimtab.runtime.kernel_cache import GridCache, Kept
 
-
-class _Law(LawTimes):
-    """A law asked for the points of a grid."""
-
-    def collectives_ms(self, batch: int) -> float | None:
-        return self.communication
-
-
-ONE = Kept(notes=("a law",), extended=False, grids=(sample(_Law()),))
+ONE = Kept(notes=("a law",), extended=False, grids=(empty_grid(),))
 
 
 def test_what_was_kept_is_found_by_the_next_run(tmp_path: Path) -> None:

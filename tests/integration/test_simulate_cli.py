@@ -100,6 +100,19 @@ def test_every_request_that_arrived_is_accounted_for(folder: Path) -> None:
     assert len({one.summary.arrived for one in found.runs}) == 1
 
 
+def test_several_policies_follow_one_option(folder: Path) -> None:
+    """As many as are named; without the option a second argument is an error."""
+    asked = ("--compare", "round_robin", "cache_tree", "--json")
+    assert read(run(folder / "made.toml", *asked)).policies == (
+        "prefix_affine",
+        "round_robin",
+        "cache_tree",
+    )
+    told = run(folder / "made.toml", "cache_tree")
+    assert told.exit_code == 2
+    assert "other policies follow --compare" in told.output
+
+
 def test_seeds_give_intervals_and_one_seed_says_that_it_does_not(folder: Path) -> None:
     """Whether a difference is chance cannot be told from one."""
     one = run(folder / "made.toml", "--compare", "round_robin")

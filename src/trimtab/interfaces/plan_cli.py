@@ -35,7 +35,7 @@ from trimtab.planning.measured import Group, MeasuredLayout
 from trimtab.planning.plan import plan as plan_layouts
 from trimtab.runtime.kernel_names import system_of
 from trimtab.runtime.layout_runs import RunFailedError
-from trimtab.runtime.plan_estimator import ExpertFacts, build_estimator
+from trimtab.runtime.plan_estimator import ExpertFacts, build_estimator, keep_times
 from trimtab.runtime.plan_validate import validate_table
 from trimtab.runtime.served_sources import SourceError
 
@@ -210,6 +210,7 @@ def _measured(asking: "_Asking", answer: PlanAnswer, urls: tuple[str, ...]) -> C
 
 def _validate(path: Path, seed: int, *, as_json: bool) -> int:
     found = validate_table(path, seed, estimator_of)
+    keep_times()
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
@@ -250,6 +251,7 @@ class _Asking:
                 self._estimator, self.group.system, self.words.engine, (*self._rows, *rows)
             )
             found = plan_layouts(self.ask, corrected, trace=self._trace)
+            keep_times()
         return answer_of(
             found,
             self.ask,

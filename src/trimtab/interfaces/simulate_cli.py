@@ -26,6 +26,7 @@ from trimtab.sim.sections import Scenario
 
 @click.command("simulate")
 @click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("further", nargs=-1, metavar="")
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -47,7 +48,7 @@ from trimtab.sim.sections import Scenario
     "--compare",
     "others",
     multiple=True,
-    help="Another policy (name or file) to compare with the first on the same arrivals; repeatable.",
+    help="Other policies (names or files), one or more, to compare with the first on the same arrivals.",
 )
 @click.option("--seed", type=click.IntRange(0), help="First seed; by default the scenario's.")
 @click.option(
@@ -67,6 +68,7 @@ from trimtab.sim.sections import Scenario
 @friendly
 def simulate_command(
     scenario: Path,
+    further: Sequence[str],
     trace: Path | None,
     trace_format: str | None,
     replicas: int | None,
@@ -87,19 +89,23 @@ def simulate_command(
     \b
     Examples:
       trimtab simulate examples/sessions.toml
-      trimtab simulate examples/sessions.toml --compare round_robin --compare cache_tree --seeds 5 --report out/
+      trimtab simulate examples/sessions.toml --compare round_robin cache_tree --seeds 5 --report out/
       trimtab simulate examples/roles.toml --compare examples/policies/local.toml --report out/
       trimtab simulate examples/rollout.toml --report out/
       trimtab simulate examples/mooncake.toml --trace conversation.jsonl --replicas 100
 
     Exit codes: 0 simulated, 1 an error in the input, 2 usage.
     """
+    if further and not others:
+        raise click.UsageError(
+            f"unexpected argument {further[0]!r}; other policies follow --compare"
+        )
     made = read_scenario(scenario, replicas=replicas, gateways=gateways)
     if list_policies:
         click.echo("\n".join(sorted(policies_of(made))))
         return
     arrivals = read_trace(made, scenario.parent, trace, trace_format)
-    names = [policy or made.routing.policy, *others]
+    names = [policy or made.routing.policy, *others, *further]
     variants = with_policies(made, names)
     first = made.seed if seed is None else seed
     proven = read_record(made, scenario.parent)

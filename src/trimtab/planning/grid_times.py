@@ -7,13 +7,17 @@
 
 Between two points times are interpolated linearly in each direction, beyond the last two they go on straight. Steps
 are close to linear in each of those sizes (kernels are tiled, so tables have steps of their own), contexts and cached
-tokens most of all; at the grid's points nothing is lost. Times never fall below 0. Each point more costs the first plan
-of a model and device, which asks for all of them.
+tokens most of all; at the grid's points nothing is lost. Times never fall below 0.
+
+Points are asked for when something between them is, a line at a time: all batches at one context, all lengths of a
+prompt. So a plan with other loads asks nothing new, and the first plan of a model pays only for what it needs.
 """
 
+import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final, Protocol
 
 import msgspec
@@ -38,16 +42,19 @@ BESIDE_BATCHES: Final = (1, 32, 1024)
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds at the points of the grid, 32-bit floats in the order of the axes; no collectives: unknown."""
+    """Milliseconds at the points of the grid, 32-bit floats in the order of the axes.
+
+    Not a number: not asked for yet. Infinite collectives: they cannot be told from what overlaps them.
+    """
 
     decode: bytes
     prefill: bytes
     beside: bytes
-    collectives: bytes | None = None
+    collectives: bytes
 
 
 class Asked(Protocol):
-    """What a grid is sampled from; whole numbers only."""
+    """What the points of a grid are asked of; whole numbers only."""
 
     def decode_ms(self, batch: int, context_tokens: int) -> float:
         """Return one decode step."""
@@ -68,68 +75,162 @@ class Asked(Protocol):
         ...
 
 
-def sample(asked: Asked) -> Grid:
-    """Ask for every point of the grid once."""
-    collectives = [asked.collectives_ms(batch) for batch in BATCHES]
-    told = [each for each in collectives if each is not None]
+class _Points:
+    """The values of one kind of step, asked for a line of the grid at a time."""
+
+    def __init__(
+        self,
+        axes: tuple[Sequence[int], ...],
+        values: bytes,
+        ask: Callable[..., float],
+        *,
+        line: int = 0,
+    ) -> None:
+        """`line`: the axis along which everything is asked for, once something of it is."""
+        self._axes = axes
+        self._ask = ask
+        self._line = line
+        self._values = array("f")
+        self._values.frombytes(values)
+        count = math.prod(len(axis) for axis in axes)
+        if len(self._values) != count:
+            raise ValueError(f"a grid of {count} points has {len(self._values)}")
+        self.grown = False
+
+    @property
+    def data(self) -> bytes:
+        """All values, as they are stored."""
+        return self._values.tobytes()
+
+    def at(self, *places: float) -> float:
+        """Return the value at a place, by linear interpolation along every axis; never below 0."""
+        corners = [(0, 1.0)]
+        for axis, place in zip(self._axes, places, strict=True):
+            low, part = _between(axis, place)
+            corners = [
+                (index * len(axis) + at, weight * share)
+                for index, weight in corners
+                for at, share in ((low, 1.0 - part), (low + 1, part))
+                if share
+            ]
+        return max(0.0, sum(self._value(index) * weight for index, weight in corners))
+
+    def complete(self) -> None:
+        """Ask for everything that is not known yet."""
+        for index in range(len(self._values)):
+            self._value(index)
+
+    def _value(self, index: int) -> float:
+        if math.isnan(self._values[index]):
+            self._fill(index)
+        return self._values[index]
+
+    def _fill(self, index: int) -> None:
+        places: list[int] = []
+        for axis in reversed(self._axes):
+            index, at = divmod(index, len(axis))
+            places.insert(0, at)
+        for place in range(len(self._axes[self._line])):
+            places[self._line] = place
+            sizes = [axis[at] for axis, at in zip(self._axes, places, strict=True)]
+            self._values[self._index(places)] = self._ask(*sizes)
+        self.grown = True
+
+    def _index(self, places: Sequence[int]) -> int:
+        index = 0
+        for axis, at in zip(self._axes, places, strict=True):
+            index = index * len(axis) + at
+        return index
+
+
+def empty_grid() -> Grid:
+    """Return a grid of which nothing was asked yet."""
+
+    def unknown(*axes: Sequence[int]) -> bytes:
+        return array("f", [math.nan] * math.prod(len(axis) for axis in axes)).tobytes()
+
     return Grid(
-        decode=_packed(
-            asked.decode_ms(batch, context) for batch in BATCHES for context in CONTEXTS
-        ),
-        prefill=_packed(
-            asked.prefill_ms(fresh + cached, cached) for fresh in FRESH for cached in CACHED
-        ),
-        beside=_packed(
-            asked.beside_ms(min(CHUNK_TOKENS, fresh), fresh + cached, cached, batch)
-            for fresh in BESIDE_FRESH
-            for cached in CACHED
-            for batch in BESIDE_BATCHES
-        ),
-        collectives=_packed(told) if len(told) == len(collectives) else None,
+        decode=unknown(BATCHES, CONTEXTS),
+        prefill=unknown(FRESH, CACHED),
+        beside=unknown(BESIDE_FRESH, CACHED, BESIDE_BATCHES),
+        collectives=unknown(BATCHES),
     )
-
-
-def _packed(values: Iterable[float]) -> bytes:
-    return array("f", values).tobytes()
-
-
-def _unpacked(data: bytes, count: int) -> "array[float]":
-    found = array("f")
-    found.frombytes(data)
-    if len(found) != count:
-        raise ValueError(f"a grid of {count} points has {len(found)}")
-    return found
 
 
 class GridTimes:
     """Step times between the points of a grid. Raises ValueError for one of another shape."""
 
     def __init__(
-        self, grid: Grid, source: EstimateSource, notes: tuple[str, ...], *, extended: bool
+        self,
+        grid: Grid,
+        source: EstimateSource,
+        notes: tuple[str, ...],
+        *,
+        extended: bool,
+        asked: Callable[[], Asked],
     ) -> None:
+        """`asked`: gives what points are asked of that the grid does not hold; called once, if there are any."""
         self.source = source
         self.notes = notes
         self.extended = extended
-        self._decode = _unpacked(grid.decode, len(BATCHES) * len(CONTEXTS))
-        self._prefill = _unpacked(grid.prefill, len(FRESH) * len(CACHED))
-        self._beside = _unpacked(grid.beside, len(BESIDE_FRESH) * len(CACHED) * len(BESIDE_BATCHES))
-        self._collectives = (
-            None if grid.collectives is None else _unpacked(grid.collectives, len(BATCHES))
+        asked = cache(asked)
+
+        def collectives_ms(batch: int) -> float:
+            told = asked().collectives_ms(batch)
+            return math.inf if told is None else told
+
+        self._decode = _Points(
+            (BATCHES, CONTEXTS),
+            grid.decode,
+            lambda batch, context: asked().decode_ms(batch, context),
         )
+        self._prefill = _Points(
+            (FRESH, CACHED),
+            grid.prefill,
+            lambda fresh, cached: asked().prefill_ms(fresh + cached, cached),
+        )
+        self._beside = _Points(
+            (BESIDE_FRESH, CACHED, BESIDE_BATCHES),
+            grid.beside,
+            lambda fresh, cached, batch: asked().beside_ms(
+                min(CHUNK_TOKENS, fresh), fresh + cached, cached, batch
+            ),
+            line=2,
+        )
+        self._collectives = _Points((BATCHES,), grid.collectives, collectives_ms)
+        self._all = (self._decode, self._prefill, self._beside, self._collectives)
+
+    @property
+    def grid(self) -> Grid:
+        """All points, those that nobody asked for unknown."""
+        decode, prefill, beside, collectives = (points.data for points in self._all)
+        return Grid(decode=decode, prefill=prefill, beside=beside, collectives=collectives)
+
+    @property
+    def grown(self) -> bool:
+        """Whether points were asked for that the grid did not hold at first."""
+        return any(points.grown for points in self._all)
+
+    def complete(self) -> None:
+        """Ask for every point that is not known yet."""
+        for points in self._all:
+            points.complete()
 
     def decode_ms(self, batch: float, context_tokens: float) -> float:
         """Return one decode step of a batch at a context."""
-        return _at(self._decode, ((BATCHES, batch), (CONTEXTS, context_tokens)))
+        return self._decode.at(batch, context_tokens)
 
     def communication_ms(self, batch: float, context_tokens: float) -> float | None:
         """Return the collectives' part of a decode step; they do not depend on the context."""
-        return None if self._collectives is None else _at(self._collectives, ((BATCHES, batch),))
+        if math.isinf(self._collectives.at(BATCHES[0])):
+            return None
+        return self._collectives.at(batch)
 
     def prefill_ms(
         self, prompt_tokens: float, cached_tokens: float, *, busy_share: float = 1.0
     ) -> float:
         """Return one step of a whole prompt; all attention groups have one, whatever is said."""
-        return _at(self._prefill, ((FRESH, prompt_tokens - cached_tokens), (CACHED, cached_tokens)))
+        return self._prefill.at(prompt_tokens - cached_tokens, cached_tokens)
 
     def beside_ms(
         self,
@@ -142,23 +243,7 @@ class GridTimes:
     ) -> float:
         """Return what a chunk adds to a decode step; all attention groups have one, whatever is said."""
         fresh = prompt_tokens - cached_tokens if chunk_tokens >= CHUNK_TOKENS else chunk_tokens
-        return _at(
-            self._beside, ((BESIDE_FRESH, fresh), (CACHED, cached_tokens), (BESIDE_BATCHES, batch))
-        )
-
-
-def _at(values: "array[float]", where: Sequence[tuple[Sequence[int], float]]) -> float:
-    """Return the value at a place, by linear interpolation along every axis."""
-    corners = [(0, 1.0)]
-    for axis, place in where:
-        low, part = _between(axis, place)
-        corners = [
-            (index * len(axis) + at, weight * share)
-            for index, weight in corners
-            for at, share in ((low, 1.0 - part), (low + 1, part))
-            if share
-        ]
-    return max(0.0, sum(values[index] * weight for index, weight in corners))
+        return self._beside.at(fresh, cached_tokens, batch)
 
 
 def _between(axis: Sequence[int], place: float) -> tuple[int, float]:

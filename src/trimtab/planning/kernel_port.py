@@ -6,6 +6,7 @@ those of one microbatch through all stages. Times are of the devices alone: what
 host) is not in them.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -101,6 +102,12 @@ class KernelTables(Protocol):
 
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         """Return the step times of a layout, or why there are none. Never reaches for a network."""
+        ...
+
+    def times_of_all(
+        self, servings: Sequence[Serving], layout: Layout
+    ) -> tuple[StepTimes | NoTimes, ...]:
+        """Return the step times of a layout in several servings."""
         ...
 
     def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:

@@ -124,17 +124,25 @@ class LoadState:
         columns = self._laid_out()
         columns.set_kv(None, kv_used_shares)
         columns.seen_at_s[:] = now_s
-        for at, (running, waiting) in enumerate(counts or ()):
-            self._counted(at, running, waiting)
+        if counts is None:
+            return
+        columns.reported[:] = [running + waiting for running, waiting in counts]
+        for at, (running, waiting) in enumerate(counts):
+            self._others(at, running, waiting)
 
     def _counted(self, at: int, running: int | None, waiting: int | None) -> None:
-        """Take in an engine's own count: what it has beyond this gateway's requests is others'."""
-        columns = self._columns
-        work = self._work[columns.ids[at]]
+        """Take in an engine's own count, unless it is unknown."""
         if running is None or waiting is None:
             return
-        columns.reported[at] = running + waiting
+        self._columns.reported[at] = running + waiting
+        self._others(at, running, waiting)
+
+    def _others(self, at: int, running: int, waiting: int) -> None:
+        """Count what an engine has beyond this gateway's requests as others'."""
+        work = self._work[self._columns.ids[at]]
         others = max(0, running + waiting - work.running - work.waiting)
+        if others == work.others_running + work.others_waiting == 0:
+            return
         work.others_waiting = min(others, waiting)
         work.others_running = others - work.others_waiting
         self._note(work)

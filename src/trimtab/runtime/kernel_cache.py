@@ -15,11 +15,14 @@ import msgspec
 from trimtab.planning.grid_times import Grid
 from trimtab.planning.kernel_port import NoTimes
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one layout; or of a mixture's without its exchange, then without its experts too (see `Parted`)."""
+    """Times of one layout; or of a mixture's without its exchange, then without its experts too (see `Parted`).
+
+    Grids hold the points that were asked for so far.
+    """
 
     notes: tuple[str, ...]
     extended: bool

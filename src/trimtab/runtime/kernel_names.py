@@ -79,6 +79,11 @@ def system_names() -> tuple[str, ...]:
     return tuple(_SYSTEMS)
 
 
+def package_systems() -> tuple[str, ...]:
+    """Return the package's names of the accelerators that may have tables."""
+    return tuple(_SYSTEMS.values())
+
+
 def plain_name(name: str) -> str:
     """Return what names are compared by: no owner, no case, nothing that marks a tuned or a quantised variant."""
     last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-").replace("3_3", "3.3")

@@ -7,11 +7,11 @@ otherwise; names it does not know would be looked up over the network, so they n
 are not used: they leave out queueing and scheduling. Measured serving rows that it carries are not read.
 """
 
-import importlib
-import importlib.metadata
 import importlib.util
-import logging
-from functools import cache
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,9 @@ import msgspec
 
 import trimtab
 from trimtab.core.layout import EstimateSource, Layout
-from trimtab.planning.grid_times import GridTimes, sample
+from trimtab.planning.grid_times import Asked, GridTimes, empty_grid
 from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
+from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
 from trimtab.runtime.kernel_names import (
@@ -34,97 +35,83 @@ from trimtab.runtime.kernel_names import (
     system_of,
     width_in,
 )
-
-_PACKAGE: Final = "aiconfigurator_core"
-_SLOT: Final = "current"
-_MODES: Final = ("SILICON", "HYBRID")
-"""Measured kernels only; then measured ones with gaps filled from near ones by the package."""
-
-_COLLECTIVES: Final = ("_ar", "dispatch", "p2p", "allreduce", "all_gather", "all2all", "combine")
-_REFUSALS: Final = (
-    RuntimeError,
-    ValueError,
-    KeyError,
-    OSError,
-    NotImplementedError,
-    AssertionError,
+from trimtab.runtime.kernel_sdk import (
+    MODES,
+    PACKAGE,
+    REFUSALS,
+    Compiled,
+    carried,
+    compile_layout,
+    held,
+    is_mixture,
+    open_tables,
+    own_width,
+    version,
 )
-"""What the package raises where it has no data; all of it means the same to us."""
 
 _ATTENTIONS: Final = (None, "bfloat16")
 """How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
 
-_PROBE: Final = (8, 1024)
-_EXPERTS: Final = ("Moe",)
-_EXCHANGES: Final = ("MoeDispatch",)
-"""Kinds of operations of the package that are a mixture's."""
+_PARTS: Final = 2
+"""Grids of a mixture's parts: without its exchange, without its experts too."""
 
 
-class _Handle(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled configuration or those without some of its parts, and what it was compiled for."""
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that the tables hold, and what must be said of it."""
 
-    engines: tuple[Any, ...]
-    whole: bool
-    widths: str
-    mode: str
-    version: str
+    compiled: Compiled
+    notes: tuple[str, ...]
 
 
-class _Asked:
-    """Asks one compiled configuration for the points of a grid."""
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """Times that were looked up: a layout's whole, or those of its parts."""
 
-    def __init__(self, engine: Any, *, exchanges: bool = True) -> None:
-        """`exchanges`: experts' tokens are exchanged in its steps."""
-        self._engine = engine
-        self._exchanges = exchanges
-
-    def decode_ms(self, batch: int, context_tokens: int) -> float:
-        # The package puts the step at input plus half of the output.
-        return float(self._engine.decode_step_latency(batch, max(1, context_tokens - 1), 2))
-
-    def collectives_ms(self, batch: int) -> float | None:
-        """None where the package lets an exchange overlap with other work."""
-        steps = self._engine.decode_step_per_op(batch, _PROBE[1], 2)
-        if any("overlap" in name and self._exchanges for name, *_ in steps):
-            return None
-        return float(sum(ms for name, ms, *_ in steps if _is_collective(name)))
-
-    def prefill_ms(self, prompt_tokens: int, cached_tokens: int) -> float:
-        return float(self._engine.predict_prefill_latency(1, prompt_tokens, cached_tokens))
-
-    def beside_ms(
-        self, chunk_tokens: int, prompt_tokens: int, cached_tokens: int, batch: int
-    ) -> float:
-        mixed = self._engine.mixed_step_latency(
-            chunk_tokens, batch, prompt_tokens, 2, cached_tokens
-        )
-        return max(0.0, float(mixed) - self.decode_ms(batch, prompt_tokens + 1))
+    notes: tuple[str, ...]
+    extended: bool
+    grids: tuple[GridTimes, ...]
 
 
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _is_collective(name: str) -> bool:
-    return any(name.endswith(part) or f"{part}_" in name for part in _COLLECTIVES)
+_Key = tuple[Serving, Layout]
 
 
 class PackageTables:
-    """The kernel tables of the package. Asking them first takes seconds; what they said is kept, which takes none."""
+    """The kernel tables of the package. What they said is kept; what was never asked loads them, about a second."""
 
     def __init__(self, cache: GridCache | None = None) -> None:
-        """`cache`: times of runs before; None keeps none."""
+        """`cache`: times that were kept before; None keeps none."""
         self._cache = cache or GridCache(None)
-        self._times: dict[tuple[Serving, Layout, bool], tuple[GridTimes, ...] | NoTimes] = {}
+        self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
+        self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
-        # The package drops what it read with the last configuration that needs it, and would read it again.
-        self._holding: dict[tuple[str, str, str], Any] = {}
+        self._holding: dict[tuple[str, str], Any] = {}
         self._folders = ConfigFolders()
+        self._lock = threading.Lock()
+        self._told: dict[str, _Told] = {}
+
+    def keep(self) -> None:
+        """Write what was asked for since the times were read, for the next process."""
+        for name, told in self._told.items():
+            if any(times.grown for times in told.grids):
+                grids = tuple(times.grid for times in told.grids)
+                kept = Kept(notes=told.notes, extended=told.extended, grids=grids)
+                self._cache.put(name, kept)
 
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         """Return the step times of a layout (replicas do not matter), or why there are none."""
         found = self._kept(serving, layout, parts=False)
-        return found if isinstance(found, NoTimes) else found[0]
+        return found if isinstance(found, NoTimes) else found.grids[0]
+
+    def times_of_all(
+        self, servings: Sequence[Serving], layout: Layout
+    ) -> tuple[StepTimes | NoTimes, ...]:
+        """Return the step times of a layout in several servings; their tables are loaded at the same time."""
+        if all(self._key(each, layout, parts=False) in self._times for each in servings):
+            return tuple(self.times(each, layout) for each in servings)
+        with ThreadPoolExecutor(max(1, len(servings))) as pool:
+            return tuple(pool.map(partial(self._times_in, layout), servings))
+
+    def _times_in(self, layout: Layout, serving: Serving) -> StepTimes | NoTimes:
+        return self.times(serving, layout)
 
     def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:
         """Return a mixture's step times with those of its parts, or why there are none."""
@@ -133,33 +120,77 @@ class PackageTables:
             return whole
         if isinstance(parts, NoTimes):
             return parts
-        return Parted(whole=whole[0], no_exchange=parts[0], no_experts=parts[1])
+        return Parted(whole=whole.grids[0], no_exchange=parts.grids[0], no_experts=parts.grids[1])
 
-    def _kept(
-        self, serving: Serving, layout: Layout, *, parts: bool
-    ) -> tuple[GridTimes, ...] | NoTimes:
-        key = (serving, msgspec.structs.replace(layout, replicas=1), parts)
+    @staticmethod
+    def _key(serving: Serving, layout: Layout, *, parts: bool) -> tuple[Serving, Layout, bool]:
+        return (serving, msgspec.structs.replace(layout, replicas=1), parts)
+
+    def _kept(self, serving: Serving, layout: Layout, *, parts: bool) -> _Told | NoTimes:
+        key = self._key(serving, layout, parts=parts)
         if key not in self._times:
             self._times[key] = self._looked_up(*key)
         return self._times[key]
 
-    def _looked_up(
-        self, serving: Serving, layout: Layout, parts: bool
-    ) -> tuple[GridTimes, ...] | NoTimes:
-        if importlib.util.find_spec(_PACKAGE) is None:
+    def _looked_up(self, serving: Serving, layout: Layout, parts: bool) -> _Told | NoTimes:
+        if importlib.util.find_spec(PACKAGE) is None:
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
         digest = config_digest(serving.model)
-        name = f"{_version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
+        name = f"{version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
         kept = self._cache.get(name)
-        found = None if kept is None else _times_of(kept)
-        if found is None:
-            kept = self._find(serving, layout, parts)
-            self._cache.put(name, kept)
-            found = _times_of(kept)
-        assert found is not None
-        return found
+        if isinstance(kept, NoTimes):
+            return kept
+        told = None if kept is None else self._told_of(kept, serving, layout, parts)
+        if told is None:
+            found = self._found(serving, layout)
+            if isinstance(found, NoTimes):
+                self._cache.put(name, found)
+                return found
+            empty = Kept(
+                notes=found.notes,
+                extended=found.compiled.mode != MODES[0],
+                grids=(empty_grid(),) * (_PARTS if parts else 1),
+            )
+            told = self._told_of(empty, serving, layout, parts)
+        assert told is not None
+        self._told[name] = told
+        return told
 
-    def _find(self, serving: Serving, layout: Layout, parts: bool) -> Kept | NoTimes:
+    def _told_of(self, kept: Kept, serving: Serving, layout: Layout, parts: bool) -> _Told | None:
+        """Return kept times as times that grow; None where they are of another grid."""
+        source, notes, extended = EstimateSource.KERNEL_TABLES, kept.notes, kept.extended
+        try:
+            grids = tuple(
+                GridTimes(
+                    grid,
+                    source,
+                    notes,
+                    extended=extended,
+                    asked=partial(self._asked, serving, layout, part if parts else None),
+                )
+                for part, grid in enumerate(kept.grids)
+            )
+        except ValueError:
+            return None
+        return _Told(notes=notes, extended=extended, grids=grids)
+
+    def _asked(self, serving: Serving, layout: Layout, part: int | None) -> Asked:
+        """Return what points of a grid are asked of; the configuration was found before, in this run or another."""
+        found = self._found(serving, layout)
+        if isinstance(found, NoTimes):
+            raise RuntimeError(f"the kernel tables changed under a running plan: {found.because}")
+        if part is None:
+            return EngineAsked(found.compiled.engine)
+        whole = self._kept(serving, layout, parts=False)
+        assert not isinstance(whole, NoTimes)
+        return parts_asked(found.compiled, whole.grids[0])[part]
+
+    def _found(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
+        if (serving, layout) not in self._compiled:
+            self._compiled[serving, layout] = self._find(serving, layout)
+        return self._compiled[serving, layout]
+
+    def _find(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         engine = ENGINES.get(serving.engine)
         if engine is None:
             return NoTimes(
@@ -171,214 +202,76 @@ class PackageTables:
             return NoTimes(
                 because=f"there are no tables for {serving.system}", nearest=system_names()
             )
-        checkpoints = self._checkpoints(serving.model)
+        with self._lock:
+            checkpoints = self._checkpoints(serving.model)
         if not checkpoints:
-            near = near_models(serving.model, _carried())
+            near = near_models(serving.model, carried())
             return NoTimes(
                 because=f"there are no tables for the model {serving.model}", nearest=near
             )
         try:
-            return self._first_with_data(serving, layout, engine, system, checkpoints, parts)
-        except _REFUSALS as error:  # an architecture that the package does not know
+            return self._first_with_data(serving, layout, engine, system, checkpoints)
+        except REFUSALS as error:  # an architecture that the package does not know
             return NoTimes(because=f"there are no tables for {serving.model}: {_line(error)}")
 
     def _checkpoints(self, model: str) -> tuple[str, ...]:
         """Return names that the package carries, or a folder; a path that is there is never taken for a name."""
-        found = () if Path(model).exists() else checkpoints_of(model, _carried())
+        found = () if Path(model).exists() else checkpoints_of(model, carried())
         if found:
             return found
         folder = self._folders.folder_of(model)
         return () if folder is None else (folder,)
 
     def _first_with_data(
-        self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...],
-        parts: bool,
-    ) -> Kept | NoTimes:  # fmt: skip
-        own = {name: _own_width(name) for name in checkpoints}
+        self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
+    ) -> _Found | NoTimes:  # fmt: skip
+        own = {name: own_width(name) for name in checkpoints}
         wanted = candidates(
             checkpoints,
             own,
             precision=serving.precision or _stated(serving.model, checkpoints[0]),
             kv_bits=serving.kv_bits,
             system=system,
-            dense=not _is_mixture(checkpoints[0]),
+            dense=not is_mixture(checkpoints[0]),
         )
         refused = ""
-        for mode, widths, attention in product(_MODES, wanted, _ATTENTIONS):
+        for mode, widths, attention in product(MODES, wanted, _ATTENTIONS):
             try:
-                handle = self._compile(widths, layout, engine, system, mode, attention, parts)
-                return _kept_of(handle, _notes(serving, widths, handle))
-            except _REFUSALS as error:
+                tables = self._database(system, engine, mode)
+                found = compile_layout(widths, layout, engine, system, tables, attention)
+            except REFUSALS as error:
                 refused = refused or _line(error)
+                continue
+            return _Found(compiled=found, notes=_notes(serving, widths, found))
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
-
-    def _compile(
-        self,
-        widths: Widths,
-        layout: Layout,
-        engine: str,
-        system: str,
-        mode: str,
-        attention: str | None,
-        parts: bool,
-    ) -> _Handle:
-        """Compile one configuration; raises one of `_REFUSALS` where the tables lack a kernel of it."""
-        tables = self._database(system, engine, mode)
-        if tables is None:
-            raise ValueError(f"no tables for {system} and {engine}")
-        sdk = _sdk()
-        config = _config(sdk, widths, layout, engine, system, attention)
-        model = sdk.models.get_model(widths.model, config, engine)
-        spec = sdk.engine.build_engine_spec_json(
-            model,
-            model_path=widths.model,
-            system=system,
-            backend=engine,
-            backend_version=tables.version,
-            kv_block_size=None,
-            systems_path=None,
-            nextn=0,
-            database=tables,
-        )
-        whole = _compiled(spec)
-        self._holding.setdefault((system, engine, mode), whole)
-        batch, tokens = _PROBE
-        whole.decode_step_latency(batch, tokens, 2)
-        whole.predict_prefill_latency(1, tokens, 0)
-        whole.mixed_step_latency(tokens, batch, tokens, 2, 0)
-        taken = (_EXCHANGES, (*_EXCHANGES, *_EXPERTS)) if parts else ()
-        return _Handle(
-            engines=tuple(_compiled(_without(spec, kinds)) for kinds in taken) or (whole,),
-            whole=not parts,
-            widths=_said(model.config),
-            mode=mode,
-            version=str(tables.version),
-        )
 
     def _database(self, system: str, engine: str, mode: str) -> Any:
         key = (system, engine, mode)
         if key not in self._loaded:
-            self._loaded[key] = _sdk().perf_database.get_database_view(
-                system, engine, _SLOT, database_mode=mode
-            )
-        return self._loaded[key]
+            self._loaded[key] = open_tables(system, engine, mode)
+        opened = self._loaded[key]
+        if opened is None:
+            raise ValueError(f"no tables for {system} and {engine}")
+        if (system, engine) not in self._holding:
+            self._holding[system, engine] = held(opened)
+        return opened
 
 
-def _compiled(spec: str) -> Any:
-    sdk = _sdk()
-    return sdk.engine.EngineHandle(bytes(sdk.core.engine_spec_bincode_from_json(spec)))
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _without(spec: str, kinds: tuple[str, ...]) -> str:
-    """Return a specification without operations of some kinds."""
-    whole = msgspec.json.decode(spec)
-    for phase in ("context_ops", "generation_ops"):
-        whole[phase] = _left(whole[phase], kinds)
-    return msgspec.json.encode(whole).decode()
-
-
-def _left(operations: list[dict[str, Any]], kinds: tuple[str, ...]) -> list[dict[str, Any]]:
-    found = []
-    for operation in operations:
-        ((kind, facts),) = operation.items()
-        if kind in kinds:
-            continue
-        groups = {
-            name: _left(facts[name], kinds) for name in ("group_a", "group_b") if name in facts
-        }
-        found.append({kind: facts | groups})
-    return found
-
-
-def _kept_of(handle: _Handle, notes: tuple[str, ...]) -> Kept:
-    """Ask for the whole grid of a configuration, or of those without some of its parts."""
-    return Kept(
-        notes=notes,
-        extended=handle.mode != _MODES[0],
-        grids=tuple(sample(_Asked(each, exchanges=handle.whole)) for each in handle.engines),
-    )
-
-
-def _times_of(kept: Kept | NoTimes) -> tuple[GridTimes, ...] | NoTimes | None:
-    """Return kept times as times; None where they are of another grid."""
-    if isinstance(kept, NoTimes):
-        return kept
-    source, notes, extended = EstimateSource.KERNEL_TABLES, kept.notes, kept.extended
-    try:
-        return tuple(GridTimes(grid, source, notes, extended=extended) for grid in kept.grids)
-    except ValueError:
-        return None
-
-
-def _config(
-    sdk: Any, widths: Widths, layout: Layout, engine: str, system: str, attention: str | None
-) -> Any:
-    experts = _is_mixture(widths.model)
-    config = sdk.config_builders.build_model_config(
-        tp_size=layout.tp,
-        pp_size=layout.pp,
-        attention_dp_size=layout.attention_dp,
-        moe_tp_size=layout.moe_tp if experts else layout.tp * layout.attention_dp,
-        moe_ep_size=layout.moe_ep if experts else 1,
-        gemm_quant_mode=widths.gemm,
-        moe_quant_mode=widths.moe,
-        kvcache_quant_mode=widths.kv,
-        fmha_quant_mode=attention,
-    )
-    sdk.helpers.resolve_nvfp4_for_system(config, system, widths.model, backend_name=engine)
-    return config
-
-
-def _notes(serving: Serving, widths: Widths, handle: _Handle) -> tuple[str, ...]:
+def _notes(serving: Serving, widths: Widths, found: Compiled) -> tuple[str, ...]:
     said = [
-        f"step times from measured kernels ({_PACKAGE} for {ENGINES[serving.engine]} {handle.version}; {handle.widths})"
+        f"step times from measured kernels ({PACKAGE} for {ENGINES[serving.engine]} {found.version}; {found.widths})"
     ]
-    if serving.engine_version and serving.engine_version != handle.version:
-        said.append(
-            f"engine {serving.engine_version} was asked for, tables are of {handle.version}"
-        )
+    if serving.engine_version and serving.engine_version != found.version:
+        said.append(f"engine {serving.engine_version} was asked for, tables are of {found.version}")
     if widths.note:
         said.append(widths.note)
-    if handle.mode != _MODES[0]:
+    if found.mode != MODES[0]:
         said.append("some kernels have no measurement and were extended from near ones")
     return tuple(said)
-
-
-def _said(config: Any) -> str:
-    return (
-        f"matrices {config.gemm_quant_mode.name}, experts {config.moe_quant_mode.name}, "
-        f"KV {config.kvcache_quant_mode.name}"
-    )
-
-
-class _Sdk(msgspec.Struct, frozen=True):
-    """The parts of the package that are used, imported once and late: they bring pandas."""
-
-    core: Any
-    common: Any
-    config_builders: Any
-    engine: Any
-    helpers: Any
-    models: Any
-    perf_database: Any
-
-
-@cache
-def _sdk() -> _Sdk:
-    logging.getLogger(_PACKAGE).setLevel(logging.CRITICAL)  # it warns of what our notes say
-    names = ("common", "config_builders", "engine", "models.helpers", "models", "perf_database")
-    parts = [importlib.import_module(f"{_PACKAGE}.sdk.{name}") for name in names]
-    return _Sdk(importlib.import_module(_PACKAGE), *parts)
-
-
-@cache
-def _version() -> str:
-    return importlib.metadata.version("aiconfigurator-core")
-
-
-@cache
-def _carried() -> tuple[str, ...]:
-    return tuple(sorted(_sdk().common.DefaultHFModels))
 
 
 def _stated(model: str, checkpoint: str) -> str:
@@ -387,13 +280,3 @@ def _stated(model: str, checkpoint: str) -> str:
         return ""
     same = model.rpartition("/")[2].lower() == checkpoint.rpartition("/")[2].lower()
     return "" if same else width_in(model)
-
-
-@cache
-def _own_width(name: str) -> str:
-    return str(_sdk().helpers._get_model_info(name)["raw_config"].get("quant_algo") or "")
-
-
-@cache
-def _is_mixture(name: str) -> bool:
-    return bool(_sdk().helpers.check_is_moe(name))

@@ -39,6 +39,11 @@ _SLOWER_SHARE: Final = 0.9
 """A link below that share of the device's own is slower than what the tables were measured on."""
 
 
+def keep_times() -> None:
+    """Keep the times that were asked of the installed tables, so that the next process need not load them."""
+    _TABLES.keep()
+
+
 class ExpertFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a mixture's experts: load of the busiest rank over the mean, how ranks exchange tokens."""
 
@@ -94,7 +99,7 @@ class TableEstimator:
         if key not in self._expected:
             fit = self.fit(one, demand)
             bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
-            times = self._times_of(one)
+            times = self.times_of(one)
             replica = Replica(
                 times, one, pace_of(self._served.engine), bounds, self._extra(one, times)
             )
@@ -107,7 +112,8 @@ class TableEstimator:
         longest = demand.context_tokens or demand.input_tokens + demand.output_tokens
         return mean * streams_at(self._model, fit, layout, longest=longest, mean=mean)
 
-    def _times_of(self, layout: Layout) -> StepTimes:
+    def times_of(self, layout: Layout) -> StepTimes:
+        """Return the step times of one replica in a layout: of the tables, else of a roofline."""
         if layout not in self._times:
             self._times[layout] = self._agreed(layout) or self._roofline(layout)
         return self._times[layout]
@@ -115,12 +121,12 @@ class TableEstimator:
     def _agreed(self, layout: Layout) -> StepTimes | None:
         """Return what the tables of the engine and of others agree on; None where none has the layout."""
         found: dict[EngineKind, StepTimes] = {}
-        for engine in ENGINES:
-            served = msgspec.structs.replace(self._served, engine=engine)
-            whole = self._tables.times(served, layout)
+        servings = [msgspec.structs.replace(self._served, engine=engine) for engine in ENGINES]
+        told = self._tables.times_of_all(servings, layout)
+        for served, whole in zip(servings, told, strict=True):
             if not isinstance(whole, NoTimes):
                 ask = partial(self._tables.parted, served)
-                found[engine] = self._shaped(whole, ask, layout)
+                found[served.engine] = self._shaped(whole, ask, layout)
         own = found.pop(self._served.engine, None)
         return AgreedTimes(own, tuple(found.values())) if own or found else None
 

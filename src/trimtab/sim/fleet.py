@@ -1,9 +1,9 @@
 """A simulated fleet: gateways that route with the real router, and replicas that serve.
 
 Each gateway has the router, load state and prefix index of a live one and sees only its own requests, so several of
-them have partial views, as several live ones have. What an engine tells of itself (the share of its KV in use)
-reaches a gateway at its probes, so it is as old as the interval. A replica that dies is noticed at the next probe at
-the latest, or by the first request that finds it gone.
+them have partial views, as several live ones have. What an engine tells of itself (the share of its KV in use, how
+many requests of all gateways it runs and has waiting) reaches a gateway at its probes, so it is as old as the
+interval. A replica that dies is noticed at the next probe at the latest, or by the first request that finds it gone.
 
 Rules of a live gateway that hold here too: a request that has not produced a token is tried once more elsewhere; one
 that has fails; a request that no replica can take is shed.

@@ -8,7 +8,6 @@ probe, or find it gone; everything else they are told at once.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +22,9 @@ from trimtab.sim.replicas import AnyReplica, Hosts, make_replica
 from trimtab.sim.role_control import RoleChange
 
 Lost = Callable[[float, str, list[Job]], None]
+
+Counts = Sequence[tuple[int, int]]
+"""Requests running and waiting on each replica, of all gateways."""
 
 
 class Roster:
@@ -235,21 +237,32 @@ class Roster:
         for replica in self.replicas.values():
             replica.tell_steps(now_s)
         # Ids are in the order in which replicas were added.
-        shares = np.array([replica.used_share for replica in self.replicas.values()])
+        all_ = self.replicas.values()
+        shares = np.array([replica.used_share for replica in all_])
+        counts = [(replica.running, replica.in_flight - replica.running) for replica in all_]
         if self.spec.probe_late_s > 0.0:
             self.readings += 1
-            self._kernel.at(now_s + self.spec.probe_late_s, self._arrived, (now_s, shares))
+            self._kernel.at(now_s + self.spec.probe_late_s, self._arrived, (now_s, shares, counts))
         else:
-            self._read(now_s, shares)
+            self._read(now_s, shares, counts)
 
-    def _arrived(self, _: float, what: tuple[float, Any]) -> None:
+    def _arrived(self, _: float, what: tuple[float, Floats, Counts]) -> None:
         self.readings -= 1
         self._read(*what)
 
-    def _read(self, read_s: float, shares: Floats) -> None:
+    def _read(self, read_s: float, shares: Floats, counts: Counts) -> None:
         for gateway in self._gateways:
             if shares.size == len(self.replicas):
-                gateway.load.seen_all(shares, now_s=read_s)
+                gateway.load.seen_all(shares, now_s=read_s, counts=counts)
                 continue
-            for replica, share in zip(self.replicas, shares, strict=False):
-                gateway.load.seen(replica, now_s=read_s, kv_used_share=float(share))
+            # Some were added while the reading was on its way.
+            for replica, share, (running, waiting) in zip(
+                self.replicas, shares, counts, strict=False
+            ):
+                gateway.load.seen(
+                    replica,
+                    now_s=read_s,
+                    kv_used_share=float(share),
+                    running=running,
+                    waiting=waiting,
+                )

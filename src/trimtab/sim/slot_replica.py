@@ -3,7 +3,8 @@
 Law, per step: every decoding slot gets a token; what is left of the step's token budget goes to prompts in order of
 slot, so that a prompt is prefilled in chunks while others decode. A request takes the slot that `core.prefix_slots`
 says, keeps what of its chain it has in common and overwrites the rest; with all slots busy it waits, first come first
-served. A step's time is `core.step_cost` times the pace of the host whose cores the replicas share.
+served. A step is cut into passes (`sim.passes`), each of which has the overhead and the weights of `core.step_cost`;
+its time is their sum times the pace of the host whose cores the replicas share.
 
 A slot keeps what it generated (`Job.after`, where told) behind its prompt. A chain is compared by whole blocks, so
 that reuse errs on the low side by less than one. KV never fills: a slot has room for a whole context, and what is
@@ -14,11 +15,13 @@ Source: `update_slots` and `get_available_slot` of llama.cpp's server.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from trimtab.core.prefix_slots import SlotCache
 from trimtab.sim.hosts import Host
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
+from trimtab.sim.passes import passes_of
 from trimtab.sim.replica import RANK_STEP
 
 
@@ -126,30 +129,38 @@ class SlotReplica:
         """Fill free slots, then decide what the next step computes."""
         while self.waiting and self.running < self.spec.streams_max:
             self._start(now_s, self.waiting.popleft())
-        there = [job for job in self._slots if job is not None]
-        self._decoded = [job for job in there if job.prefill_left == 0]
-        self._chunks, pairs, context = [], 0.0, 0.0
-        tokens = sum(1.0 + job.drafted for job in self._decoded)
-        room = self.spec.budget_tokens - math.ceil(tokens)
-        for job in there:
+        there = [(place, job) for place, job in enumerate(self._slots) if job is not None]
+        decoding = [(place, job) for place, job in there if job.prefill_left == 0]
+        batch = [(place, 1 + math.ceil(job.drafted)) for place, job in decoding]
+        self._decoded = [job for _, job in decoding]
+        self._chunks = []
+        room = self.spec.budget_tokens - sum(tokens for _, tokens in batch)
+        for place, job in there:
             size = min(job.prefill_left, room)
             if size > 0:
                 self._chunks.append((job, size))
+                batch.append((place, size))
                 room -= size
-                tokens += size
-                pairs += size * (job.prefilled + size / 2.0)
-        if not self._decoded and not self._chunks:
+        if not batch:
             self._rest(now_s)
             return
-        context = sum(job.input_tokens + self._made[job.id] for job in self._decoded)
-        self._left_ms = self.slow * self.spec.cost.step_ms(
-            tokens=tokens, streams=len(self._decoded), context_tokens=context, pairs=pairs
-        )
+        self._left_ms = self.slow * self._step_ms(batch)
         if not self._at_work:
             self._at_work = True
             self._host.begin(now_s, id(self), self._repace)
         self._since_s, self._pace = now_s, self._host.pace
         self._schedule(now_s)
+
+    def _step_ms(self, batch: Sequence[tuple[int, int]]) -> float:
+        """Milliseconds of the step of a batch, alone on its host: its passes, and once what each stream adds."""
+        cost = self.spec.cost
+        passes = passes_of(batch, self.spec.budget_tokens)
+        pairs = sum(size * (job.prefilled + size / 2.0) for job, size in self._chunks)
+        context = sum(job.input_tokens + self._made[job.id] for job in self._decoded)
+        first_ms = cost.step_ms(
+            tokens=passes[0], streams=len(self._decoded), context_tokens=context, pairs=pairs
+        )
+        return first_ms + sum(cost.step_ms(tokens=tokens) for tokens in passes[1:])
 
     def _rest(self, now_s: float) -> None:
         if self._at_work:

@@ -1,10 +1,11 @@
 """Step times between the points of a grid."""
 
+import msgspec
 import pytest
 from times_kit import LawTimes
 
 from trimtab.core.layout import EstimateSource
-from trimtab.planning.grid_times import BATCHES, GridTimes, sample
+from trimtab.planning.grid_times import BATCHES, CONTEXTS, Grid, GridTimes, empty_grid
 
 
 class Bent(LawTimes):
@@ -24,7 +25,13 @@ class Bent(LawTimes):
 
 
 def gridded(law: Bent) -> GridTimes:
-    return GridTimes(sample(law), EstimateSource.KERNEL_TABLES, law.notes, extended=False)
+    return gridded_from(empty_grid(), law)
+
+
+def gridded_from(grid: Grid, law: Bent) -> GridTimes:
+    return GridTimes(
+        grid, EstimateSource.KERNEL_TABLES, law.notes, extended=False, asked=lambda: law
+    )
 
 
 def test_law_that_is_linear_is_met_everywhere() -> None:
@@ -54,10 +61,50 @@ def test_collectives_that_cannot_be_told_apart_stay_unknown() -> None:
 
 def test_grid_of_another_shape_is_refused() -> None:
     """A file of another version would be read as other sizes."""
-    grid = sample(Bent())
     with pytest.raises(ValueError, match=f"{len(BATCHES)} points"):
-        GridTimes(
-            type(grid)(decode=grid.decode, prefill=grid.prefill, beside=grid.beside,
-                       collectives=b"\0\0\0\0"),
-            EstimateSource.KERNEL_TABLES, (), extended=False,
-        )  # fmt: skip
+        gridded_from(msgspec.structs.replace(empty_grid(), collectives=b"\0\0\0\0"), Bent())
+
+
+class Counting(Bent):
+    """A law that notes how often it is asked for a decode step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[float, float]] = []
+
+    def decode_ms(self, batch: float, context_tokens: float) -> float:
+        self.asked.append((batch, context_tokens))
+        return super().decode_ms(batch, context_tokens)
+
+
+def test_points_are_asked_for_once_and_only_where_they_are_needed() -> None:
+    """All batches at the two contexts around the one asked for; then nothing for any other load."""
+    law = Counting()
+    found = gridded(law)
+    assert (found.grown, law.asked) == (False, [])
+    found.decode_ms(37, 3000)
+    assert sorted(law.asked) == sorted((batch, at) for batch in BATCHES for at in (1024, 8192))
+    found.decode_ms(2000, 7000)
+    assert len(law.asked) == 2 * len(BATCHES)
+    assert found.grown
+
+
+def test_points_that_were_kept_are_not_asked_for_again() -> None:
+    """Those of another context are."""
+    first = gridded(Counting())
+    expected = first.decode_ms(37, 3000)
+    law = Counting()
+    again = gridded_from(first.grid, law)
+    assert (again.decode_ms(37, 3000), law.asked, again.grown) == (expected, [], False)
+    again.decode_ms(37, 9000)
+    assert {at for _, at in law.asked} == {CONTEXTS[3]}
+
+
+def test_complete_grid_holds_every_point() -> None:
+    """Nothing is left to ask."""
+    found = gridded(Bent())
+    found.complete()
+    law = Counting()
+    again = gridded_from(found.grid, law)
+    again.complete()
+    assert (law.asked, again.grown, again.grid) == ([], False, found.grid)

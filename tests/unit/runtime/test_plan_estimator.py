@@ -1,5 +1,7 @@
 """The estimator that plans: where its times come from, and what links and caches do to them."""
 
+from collections.abc import Sequence
+
 import pytest
 from times_kit import LawTimes
 
@@ -24,6 +26,11 @@ class Shelf:
     def times(self, serving: Serving, layout: Layout) -> StepTimes | NoTimes:
         self.asked.append((serving, layout))
         return self.held.get(serving.engine) or NoTimes(because="it is not held")
+
+    def times_of_all(
+        self, servings: Sequence[Serving], layout: Layout
+    ) -> tuple[StepTimes | NoTimes, ...]:
+        return tuple(self.times(each, layout) for each in servings)
 
     def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:
         raise AssertionError(f"{layout.label} of a dense model has no experts to tell apart")
