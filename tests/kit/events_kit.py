@@ -19,6 +19,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -40,6 +41,7 @@ from trimtab.core.events import (
 from trimtab.core.evidence import Evidence, Readings, Unknown, Window
 from trimtab.core.findings import Ceiling, Diagnosis, Finding, PhaseFinding
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
+from trimtab.core.handover import HandOver, HandOverCause, HandOverOutcome
 from trimtab.core.lever import (
     Actuation,
     Assessment,
@@ -468,6 +470,21 @@ def every_event() -> tuple[AnyEvent, ...]:
             budgets=(Budget.MEMORY,),
             phases=(Phase.PREFILL,),
             cuts=("label=edit",),
+        ),
+        HandedOver(
+            hand_over=HandOver(
+                request_id="q1",
+                source="r1",
+                target="r0",
+                outcome=HandOverOutcome.FAILED,
+                cause=HandOverCause.SHORTFALL,
+                prompt_tokens=1400,
+                tokens_sent=1400,
+                tokens_delivered=0,
+                bytes=32_000_000,
+                setup_ms=2.0,
+                transfer_ms=9.0,
+            )
         ),
     )
 

@@ -13,6 +13,7 @@ from trimtab.core.decision import FleetView, RouteRequest, RoutingDecision
 from trimtab.core.evidence import Readings
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
+from trimtab.core.handover import HandOver, PrefillScore
 from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
@@ -138,6 +139,7 @@ class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
     """One request with the decision that routed it, what was asked, and the fleet as that decision saw it.
 
     `draw`: the number in [0, 1) that the policy got. With `asked`, `draw` and `view` it can be decided again.
+    `prefill`: where its prompt was to be prefilled and why, None in a fleet without prefill replicas.
     """
 
     record: RequestRecord
@@ -145,6 +147,13 @@ class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
     view: FleetView | None
     asked: RouteRequest | None = None
     draw: float | None = None
+    prefill: PrefillScore | None = None
+
+
+class HandedOver(Event, frozen=True, kw_only=True, tag="handed_over"):
+    """A prompt's KV went from one replica to another, or was to: what was sent, what arrived, and the cause if not."""
+
+    hand_over: HandOver
 
 
 class Measured(Event, frozen=True, kw_only=True, tag="measured"):
@@ -313,6 +322,7 @@ AnyEvent = (
     | ConfigReloaded
     | KVMoved
     | RequestServed
+    | HandedOver
     | Measured
     | Calibrated
     | Diagnosed

@@ -23,6 +23,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -52,6 +53,7 @@ from trimtab.core.narrate_words import (
     tell_diagnosis,
     tell_effect,
     tell_gates,
+    tell_hand_over,
     tell_plan,
     tell_readings,
     tell_record,
@@ -114,6 +116,8 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_run(event)
         case ReplicaChanged() | ReplicaCrashed() | FleetSized() | ConfigReloaded() | KVMoved():
             return _tell_machine(event)
+        case HandedOver():
+            return tell_hand_over(event.hand_over)
         case HealthChanged():
             return _tell_health(event)
         case LedgerGap() | Checkpoint():

@@ -16,6 +16,7 @@ from trimtab.core.events import (
 from trimtab.core.evidence import Evidence, Reading, Readings
 from trimtab.core.findings import Diagnosis, Finding, PhaseFinding
 from trimtab.core.gate import GateResult, GateSpec, Question
+from trimtab.core.handover import HandOver
 from trimtab.core.lever import (
     Actuation,
     Assessment,
@@ -350,4 +351,17 @@ def _result(result: GateResult) -> str:
         f"{result.verdict.value} {result.gate}{need}: {result.metric.value} of {result.cut} = {number(result.value)} "
         f"({ratio_interval(result.interval)}, margin {share(result.margin)}, n={result.n_candidate} against "
         f"{result.n_baseline}, {result.n_units} units); {result.reason}"
+    )
+
+
+def tell_hand_over(event: HandOver) -> str:
+    """Say a hand-over in one line: what went where, what arrived of it, in what time, and the cause if it failed."""
+    sent = "" if event.tokens_sent is None else f" {event.tokens_sent} tokens"
+    size = "" if event.bytes is None else f" ({event.bytes / 1e6:.1f} MB)"
+    took = "" if event.transfer_ms is None else f" in {event.transfer_ms:.0f} ms"
+    arrived = "" if event.tokens_delivered is None else f"; {event.tokens_delivered} were reused"
+    why = "" if event.cause is None else f": {event.cause.value.replace('_', ' ')}"
+    return (
+        f"Prompt of {event.request_id} from {event.source} to {event.target}{sent}{size}{took}{arrived}; "
+        f"{event.outcome.value}{why}."
     )

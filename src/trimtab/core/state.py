@@ -27,6 +27,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -192,7 +193,7 @@ def decode_state(text: str) -> State:
 
 def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
     match event:
-        case RequestServed() | Measured() | KVMoved() | Checkpoint():
+        case RequestServed() | HandedOver() | Measured() | KVMoved() | Checkpoint():
             return state
         case FleetSized() | ConfigReloaded() | HealthChanged():
             return state

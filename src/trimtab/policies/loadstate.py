@@ -17,6 +17,7 @@ import numpy as np
 
 from trimtab.core.columns import FleetColumns, Floats
 from trimtab.core.decision import FleetView, ReplicaView, columns_for, glance, listed, with_work
+from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.flights import Admission, Flight, Work
 from trimtab.policies.members import Members
@@ -55,6 +56,8 @@ class LoadState:
         slots: int,
         speculating: bool = False,
         started_at_s: float = 0.0,
+        kv_key: str = "",
+        labels: ReplicaLabels = NO_LABELS,
     ) -> None:
         """Take in what the fleet says of a replica; requests in flight on it stay counted."""
         told = ReplicaView(
@@ -66,6 +69,8 @@ class LoadState:
             slots=slots,
             speculating=speculating,
             started_at_s=started_at_s,
+            kv_key=kv_key,
+            labels=labels,
         )
         before, self._told = self._members.put(told), None
         if before is None or self._stale:
