@@ -276,6 +276,11 @@ class LoadState:
             if at is not None:
                 self._columns.set_ready(at, self._members.is_ready(id_))
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether the fleet has replicas that prefill for others, ready or not."""
+        return self._members.has_prefill()
+
     def prefill_pool(self, most: int) -> list[tuple[str, float]]:
         """Return the ready prefill replicas with the prompt tokens before each; of many those with the fewest."""
         pool = self._members.prefilling()

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.cost import CostModel
+from trimtab.core.decision import ReplicaView
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.local_prefill import (
     Corrections,
@@ -48,17 +49,24 @@ class PrefillPool:
         *,
         cost: CostModel | None,
         told: LinkRate | None = None,
+        sends_whole: bool = False,
     ) -> None:
-        """Take the load state; `told`: the rate of pairs that have not handed anything over yet."""
+        """Take the load state; `told`: the rate of pairs that have not handed anything over yet.
+
+        `sends_whole`: a hand-over moves all of a prompt's KV, also what the decode side holds.
+        """
         self.load = load
         self.rules = rules
         self.cost = cost
         self.corrections = Corrections()
         self._told = told
+        self._sends_whole = sends_whole
         self._rates: dict[tuple[str, str], LinkRate] = {}
         self._moving: dict[str, int] = {}
 
-    def choose(self, routed: Routed, *, failed_before: bool = False) -> PrefillDecision:
+    def choose(
+        self, routed: Routed, *, failed_before: bool = False, can_travel: bool = True
+    ) -> PrefillDecision:
         """Decide where the prompt of a routed request is prefilled; its decode side is where routing sent it."""
         assert routed.replica is not None
         decode = routed.replica
@@ -68,6 +76,7 @@ class PrefillPool:
             prompt_tokens=routed.prompt_tokens,
             output_tokens=routed.request.output_tokens_expected,
             failed_before=failed_before,
+            can_travel=can_travel,
         )
         # Routing looked before it counted this request, so its own prompt is not among those before it.
         side = DecodeSide(
@@ -81,13 +90,14 @@ class PrefillPool:
         uncached = routed.prompt_tokens - side.held_tokens
         if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
             pool = [
-                self._side(one, decode.id, held.by(one), queued)
+                self._side(one, decode, held.by(one), queued)
                 for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)
             ]
         return decide(request, side, pool, self.rules, self.corrections)
 
-    def _side(self, replica: str, decode: str, held: int, queued: float) -> PrefillSide:
-        rate = self._rates.get((replica, decode), self._told)
+    def _side(self, replica: str, decode: ReplicaView, held: int, queued: float) -> PrefillSide:
+        rate = self._rates.get((replica, decode.id), self._told)
+        known = self.load.replica(replica)
         return PrefillSide(
             replica=replica,
             held_tokens=held,
@@ -96,6 +106,8 @@ class PrefillPool:
             setup_ms=None if rate is None else rate.setup_ms,
             transfer_ms_per_token=None if rate is None else rate.ms_per_token,
             transfers=self._moving.get(replica, 0),
+            pairs=known is not None and bool(known.kv_key) and known.kv_key == decode.kv_key,
+            sends_whole=self._sends_whole,
         )
 
     def sent(self, decision: PrefillDecision) -> None:
