@@ -2,8 +2,8 @@
 
 Written against vLLM 0.32. The prefill server gets the request with one token to make and the wish to keep its KV; it
 answers with parameters that say where the KV lies. The decode server gets the request itself with these in the field
-`TRANSFER_FIELD`, fetches the KV in the background, computes the prompt's last token anew and so emits the first token of
-the answer. The token that the prefill server sampled is thrown away: no state of sampling travels, and the decode
+`TRANSFER_FIELD`, fetches the KV in the background, computes the prompt's last token anew and so emits the first token
+of the answer. The token that the prefill server sampled is thrown away: no state of sampling travels, and the decode
 server's seed, penalties and grammar see the request from its start, as if it had been local.
 
 A parcel can be fetched once. Its blocks are kept for a lease (`LEASE_S` unless the server was told another), which the

@@ -81,7 +81,7 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that prefills only. `setup_ms`, `transfer_ms_per_token`: of its link to the decode side.
 
     `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's.
-    `sends_whole`: it sends all of a prompt's KV, also what the decode side holds.
+    `sends_whole`: it sends all of a prompt's KV, also what the decode side holds. `nearness`: of the two, 0 is nearest.
     """
 
     replica: str
@@ -93,6 +93,7 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     transfers: int = 0
     pairs: bool = True
     sends_whole: bool = False
+    nearness: int = 0
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +121,7 @@ def decide(
     rules: PrefillRules,
     corrections: Corrections = UNCORRECTED,
 ) -> PrefillDecision:
-    """Decide for one request; ties between prefill replicas go to the lower id."""
+    """Decide for one request; ties between prefill replicas go to the nearer one, then to the lower id."""
     uncached = request.prompt_tokens - decode.held_tokens
     refusal = _refusal(request, uncached, rules)
     if refusal is not None:
@@ -128,10 +129,11 @@ def decide(
     if decode.cost is None:
         return _local(request, decode, PrefillReason.UNKNOWN_COST)
     local = _predict_local(decode, decode.cost, uncached, rules, corrections)
+    near = {side.replica: side.nearness for side in pool}
     found = [_predict_remote(request, decode, side, corrections) for side in pool]
     able = sorted(
         (one for one in found if isinstance(one, PrefillPrediction)),
-        key=lambda one: (one.ms, one.replica),
+        key=lambda one: (one.ms, near[one.replica], one.replica),
     )
     if not able:
         reasons = [one for one in found if isinstance(one, PrefillReason)]

@@ -8,10 +8,11 @@ Failure mode: a pair that never handed anything over has the rate it was told, o
 
 from typing import Final
 
-import msgspec
-
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import ReplicaView
+from trimtab.core.handover import NO_LABELS
+from trimtab.policies.links import LinkRate as LinkRate
+from trimtab.policies.links import Links, Nearness, Passage, nearness
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.local_prefill import (
     Corrections,
@@ -26,17 +27,8 @@ from trimtab.policies.local_prefill import (
 )
 from trimtab.policies.router import Routed
 
-RATE_SMOOTHING: Final = 0.2
 POOL_LOOKED_AT: Final = 16
 """Prefill replicas that a decision weighs: those with the fewest prompt tokens before them."""
-
-
-class LinkRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hand-over costs between two replicas: set-up, and milliseconds per token when it is alone on its link."""
-
-    setup_ms: float
-    ms_per_token: float
-    samples: int = 0
 
 
 class PrefillPool:
@@ -59,9 +51,8 @@ class PrefillPool:
         self.rules = rules
         self.cost = cost
         self.corrections = Corrections()
-        self._told = told
+        self.links = Links(told)
         self._sends_whole = sends_whole
-        self._rates: dict[tuple[str, str], LinkRate] = {}
         self._moving: dict[str, int] = {}
 
     def choose(
@@ -96,8 +87,9 @@ class PrefillPool:
         return decide(request, side, pool, self.rules, self.corrections)
 
     def _side(self, replica: str, decode: ReplicaView, held: int, queued: float) -> PrefillSide:
-        rate = self._rates.get((replica, decode.id), self._told)
         known = self.load.replica(replica)
+        near = nearness(NO_LABELS if known is None else known.labels, decode.labels)
+        rate = self.links.rate(replica, decode.id, near)
         return PrefillSide(
             replica=replica,
             held_tokens=held,
@@ -108,6 +100,7 @@ class PrefillPool:
             transfers=self._moving.get(replica, 0),
             pairs=known is not None and bool(known.kv_key) and known.kv_key == decode.kv_key,
             sends_whole=self._sends_whole,
+            nearness=near,
         )
 
     def sent(self, decision: PrefillDecision) -> None:
@@ -120,21 +113,22 @@ class PrefillPool:
         self._moving[decision.replica] -= 1
 
     def moved(
-        self, decision: PrefillDecision, decode: str, *, tokens: float, setup_ms: float, ms: float
+        self,
+        decision: PrefillDecision,
+        decode: str,
+        *,
+        tokens: float,
+        setup_ms: float,
+        ms: float,
+        size_bytes: float | None = None,
     ) -> None:
         """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
-        if tokens <= 0.0:
-            return
-        key, sample = (decision.replica, decode), ms / tokens
-        before = self._rates.get(key, self._told)
-        if before is None:
-            self._rates[key] = LinkRate(setup_ms=setup_ms, ms_per_token=sample, samples=1)
-            return
-        self._rates[key] = LinkRate(
-            setup_ms=before.setup_ms + RATE_SMOOTHING * (setup_ms - before.setup_ms),
-            ms_per_token=before.ms_per_token + RATE_SMOOTHING * (sample - before.ms_per_token),
-            samples=before.samples + 1,
-        )
+        seen = Passage(tokens=tokens, setup_ms=setup_ms, transfer_ms=ms, bytes=size_bytes)
+        source, target = self.load.replica(decision.replica), self.load.replica(decode)
+        near = Nearness.UNKNOWN
+        if source is not None and target is not None:
+            near = nearness(source.labels, target.labels)
+        self.links.learn(decision.replica, decode, near, seen)
 
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:
         """Score a decision by how long its request waited for its first token."""

@@ -17,6 +17,7 @@ from trimtab.core.decision import ReplicaView
 from trimtab.core.handover import Delivery, HandOverCause, HandOverError, Parcel
 from trimtab.core.ports import Clock, EngineFormatError, Prefill
 from trimtab.core.served import Counter, Distribution, ServerSample
+from trimtab.diagnosis.served_rules_transfer import SMALL_DESCRIPTOR_BYTES
 from trimtab.engines.attached import METRICS_PAGE
 from trimtab.engines.served import read_sample
 from trimtab.engines.vllm_nixl import LEASE_S, TRANSFER_FIELD, prefill_body, read_kept, stays
@@ -37,7 +38,8 @@ SOURCE_FULL_SHARE: Final = 0.9
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
     """What a decode server fetched since it was asked last: means of `transfers` fetches. Milliseconds, bytes.
 
-    `setup_ms`: what it took to post the descriptors; `transfer_ms`: the rest, until the last byte was there.
+    `setup_ms`: what it took to post many small descriptors, 0 where they are few and large and posting them is the
+    copy; `transfer_ms`: the rest, until the last byte was there.
     """
 
     transfers: int
@@ -176,24 +178,31 @@ class NixlTransfer:
         count = now.count - before.count
         if count < 1:
             return None
-        post_ms = 1000.0 * (now.post_s - before.post_s) / count
-        spent_ms = 1000.0 * (now.spent_s - before.spent_s) / count
-        counted = None
-        if now.descriptors is not None:
-            counted = (now.descriptors - (before.descriptors or 0.0)) / count
-        return Moved(
-            transfers=round(count),
-            bytes=(now.bytes - before.bytes) / count,
-            setup_ms=post_ms,
-            transfer_ms=max(0.0, spent_ms - post_ms),
-            descriptors=counted,
-        )
+        return _mean(now, before, count)
 
     def forget(self, replica: str) -> None:
         """Drop what is remembered of a server that left."""
         self._totals.pop(replica, None)
         for key in [key for key in self._unfetched if key[0] == replica]:
             del self._unfetched[key]
+
+
+def _mean(now: _Totals, before: _Totals, count: float) -> Moved:
+    """Return the mean fetch between two readings."""
+    spent_ms = 1000.0 * (now.spent_s - before.spent_s) / count
+    post_ms = 1000.0 * (now.post_s - before.post_s) / count
+    size, described = (now.bytes - before.bytes) / count, None
+    if now.descriptors is not None:
+        described = (now.descriptors - (before.descriptors or 0.0)) / count
+    if described is None or size >= SMALL_DESCRIPTOR_BYTES * described:
+        post_ms = 0.0
+    return Moved(
+        transfers=round(count),
+        bytes=size,
+        setup_ms=post_ms,
+        transfer_ms=max(0.0, spent_ms - post_ms),
+        descriptors=described,
+    )
 
 
 def _key(parcel: Parcel) -> tuple[str, str]:
