@@ -29,6 +29,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
+    RolesDecided,
     RolloutMoved,
     RunEnded,
     RunStarted,
@@ -59,6 +60,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.record import Phases, RequestRecord, Tokens
 from trimtab.core.revision import Model, Revision, Speculation, SpeculationMethod
+from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.stats_types import Interval
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import (
@@ -485,6 +487,17 @@ def every_event() -> tuple[AnyEvent, ...]:
                 setup_ms=2.0,
                 transfer_ms=9.0,
             )
+        ),
+        RolesDecided(
+            decision=RolesDecision(
+                at_s=12.0,
+                action=RoleAction.MORE_DECODE,
+                reason=RoleReason.DECODE_NEEDS,
+                ttft_ratio=0.3,
+                tpot_ratio=0.8,
+            ),
+            replica="r1",
+            role=Role.DECODE,
         ),
     )
 

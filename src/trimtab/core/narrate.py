@@ -33,6 +33,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
+    RolesDecided,
     RolloutMoved,
     RunEnded,
     RunStarted,
@@ -58,11 +59,12 @@ from trimtab.core.narrate_words import (
     tell_readings,
     tell_record,
     tell_request,
+    tell_roles,
     tell_speculation,
     tell_trigger,
     tell_verification,
 )
-from trimtab.core.types import Health, RolloutState
+from trimtab.core.types import Health, Role, RolloutState
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,8 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return tell_hand_over(event.hand_over)
         case HealthChanged():
             return _tell_health(event)
+        case RolesDecided():
+            return tell_roles(event)
         case LedgerGap() | Checkpoint():
             return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
@@ -270,7 +274,8 @@ def _tell_machine(
     match event:
         case ReplicaChanged():
             why = f": {clause(event.reason)}" if event.reason else ""
-            return f"Replica {event.replica} is {event.state.value} (revision {event.revision.id}){why}."
+            role = "" if event.role is Role.MIXED else f" for {event.role.value}"
+            return f"Replica {event.replica} is {event.state.value}{role} (revision {event.revision.id}){why}."
         case ReplicaCrashed():
             return (
                 f"Replica {event.replica} crashed (exit code {event.exit_code}, crash {event.crashes}); "

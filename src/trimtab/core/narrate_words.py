@@ -10,6 +10,7 @@ from trimtab.core.events import (
     Effect,
     GatesEvaluated,
     LeversAssessed,
+    RolesDecided,
     TriggerMoved,
     VerificationDue,
 )
@@ -53,6 +54,24 @@ def share(value: float | None) -> str:
 def used(value: float | None) -> str:
     """Say how much of a budget or a resource is used."""
     return "use unknown" if value is None else f"{share(value)} used"
+
+
+def tell_roles(event: RolesDecided) -> str:
+    """Say what the role control decided, or a person asked for, and by which figures."""
+    what = "roles stay"
+    if event.replica is not None and event.role is not None:
+        what = f"replica {event.replica} changes to {event.role.value}"
+    if event.decision is None:
+        return f"Roles: {what}: {clause(event.because)}."
+    made = event.decision
+    ttft, tpot = (
+        UNKNOWN if value is None else f"{value:.2f}" for value in (made.ttft_ratio, made.tpot_ratio)
+    )
+    seen = ""
+    if event.seen is not None:
+        seen = f", {event.seen.prefill} prefill and {event.seen.decode} others ready, n={event.seen.samples}"
+    advice = f"; would help: {', '.join(made.advice)}" if made.advice else ""
+    return f"Roles: {what} ({made.reason.value}): TTFT at {ttft} and TPOT at {tpot} of their targets{seen}{advice}."
 
 
 def clause(text: str) -> str:
