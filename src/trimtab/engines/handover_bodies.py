@@ -5,7 +5,6 @@ was sampled, but never computed, so that the slot holds the prompt's KV and noth
 prompt (template, tools, format) stays; what shapes the answer only is left out.
 """
 
-from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -52,15 +51,6 @@ def prefill_body(body: bytes, *, slot: int) -> bytes:
     fields["cache_prompt"] = msgspec.Raw(b"true")
     fields["id_slot"] = msgspec.Raw(b"%d" % slot)
     return msgspec.json.encode(fields)
-
-
-def with_fields(body: bytes, fields: Mapping[str, str]) -> bytes:
-    """Return a body with these fields, JSON texts by name, over its own; raises `EngineFormatError`."""
-    if not fields:
-        return body
-    found = _decoded(body)
-    found.update({name: msgspec.Raw(text.encode()) for name, text in fields.items()})
-    return msgspec.json.encode(found)
 
 
 def read_saved(answer: bytes) -> Saved:

@@ -53,7 +53,7 @@ class _Site:
 
 
 class LlamaCppTransfer:
-    """Implements `KvTransfer` by slot files. `close` it in the end."""
+    """Implements `KvTransfer` by slot files. What it still waits for ends when the way to replicas is closed."""
 
     def __init__(
         self,
@@ -90,15 +90,8 @@ class LlamaCppTransfer:
         """Slots of a decode side that are set aside for hand-overs now."""
         return len(self._taken.get(replica, ()))
 
-    async def close(self) -> None:
-        """Wait for nothing any more; files go with their folder."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
         """See `KvTransfer`."""
-        self._files.expire(self._clock.mono_s())
         site = self._site(source)
         async with site.turn:
             began_s = self._clock.mono_s()
@@ -156,6 +149,8 @@ class LlamaCppTransfer:
             self._files.lease(name, expected_bytes=expected, until_s=parcel.expires_s)
         except NoRoomError as error:
             raise HandOverError(HandOverCause.NO_ROOM_FOR_PARCEL, str(error)) from error
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._lease_s, lambda: self._files.expire(self._clock.mono_s()))
         try:
             answer = await self._to_the_end(
                 self._slot_action(source, slot, "save", name), lambda: self._files.free(name)
@@ -274,9 +269,7 @@ class LlamaCppTransfer:
                 )
             return data
 
-    async def _to_the_end(
-        self, work: Coroutine[Any, Any, T], if_unwanted: Callable[[], None]
-    ) -> T:
+    async def _to_the_end(self, work: Coroutine[Any, Any, T], if_unwanted: Callable[[], None]) -> T:
         """Wait for what an engine cannot stop; if nobody waits any more, `if_unwanted` follows its end."""
         task = asyncio.create_task(work)
         try:
