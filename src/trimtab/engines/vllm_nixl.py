@@ -22,6 +22,9 @@ TRANSFER_FIELD: Final = "kv_transfer_params"
 LEASE_S: Final = 30.0
 """vLLM's own `kv_lease_duration`."""
 
+_HIDES_DELIVERED: Final = "remote_prefill_cached_tokens"
+"""Given this, a decode server reports the prefill server's cached tokens as its own, and no longer what it fetched."""
+
 _ASKED: Final = msgspec.Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
@@ -53,8 +56,9 @@ class Stay(StrEnum):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prefill server says it keeps for another. `params`: its own words, to be passed on as they are.
+    """What a prefill server says it keeps for another. `params`: its own words, for the decode server.
 
+    They lack the prefill server's count of cached tokens, so that the decode server tells what it fetched.
     `prompt_tokens`: of the request; `tokens`: those whose KV it keeps; `cached_tokens`: those it did not have to
     compute; None where it did not say.
     """
@@ -137,14 +141,16 @@ def read_kept(answer: bytes) -> Kept:
                 "the prefill server kept no KV for another: start it with a KV connector"
             )
         params = msgspec.json.decode(raw, type=_Params)
+        words = _FIELDS.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError("the prefill server's answer names no KV that it keeps") from error
     if not params.do_remote_prefill:
         raise EngineFormatError("the prefill server's KV is not for a decode server to fetch")
+    words.pop(_HIDES_DELIVERED, None)
     usage = told.usage or _Usage()
     details = usage.prompt_tokens_details
     return Kept(
-        params=raw.decode(),
+        params=msgspec.json.encode(words).decode(),
         engine_id=params.remote_engine_id,
         request_id=params.remote_request_id,
         prompt_tokens=usage.prompt_tokens,

@@ -60,8 +60,9 @@ def test_prefill_goes_over_parameters_of_a_client() -> None:
 
 
 def test_kept_kv_is_read_and_its_words_stay_as_they_are() -> None:
-    """What the decode server gets is what the prefill server said."""
-    kept = read_kept(body(kv_transfer_params=PARAMS, usage=USAGE, choices=[]))
+    """What the decode server gets is what the prefill server said, but for the count it would pass as its own."""
+    said = {**PARAMS, "remote_prefill_cached_tokens": 128}
+    kept = read_kept(body(kv_transfer_params=said, usage=USAGE, choices=[]))
     assert json.loads(kept.params) == PARAMS
     assert (kept.engine_id, kept.request_id) == ("5f0c", "cmpl-1")
     assert (kept.prompt_tokens, kept.tokens, kept.cached_tokens) == (371, 371, 128)
