@@ -10,6 +10,7 @@ from trimtab.core.config_base import Strict as Strict
 from trimtab.core.config_guard import GuardConfig, TenantsConfig
 from trimtab.core.config_handover import HandOverConfig
 from trimtab.core.config_roles import RolesConfig
+from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Mode, Role
 
@@ -79,6 +80,12 @@ class AttachedServer(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ""
     role: Annotated[Role, Meta(description="mixed, prefill or decode.")] = Role.MIXED
+    labels: Annotated[
+        ReplicaLabels,
+        Meta(
+            description="Where it runs: {host, accelerator, link}, each optional; KV goes to the nearest."
+        ),
+    ] = NO_LABELS
     slots: Annotated[
         int,
         Meta(ge=0, le=65_536, description="Requests it decodes at once; 0: as the engine says."),

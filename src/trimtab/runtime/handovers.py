@@ -47,7 +47,7 @@ from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_books import HandOverBooks
 from trimtab.runtime.handover_passage import Passage
 from trimtab.runtime.recorder import Measurement
-from trimtab.runtime.upstream_connection import UpstreamError
+from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
 from trimtab.runtime.wire import Pairs
 
 T = TypeVar("T")
@@ -155,7 +155,9 @@ class HandOvers:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
             raise
         except UpstreamError as error:
-            passage.end(HandOverOutcome.FAILED, HandOverCause.DECODE_LOST, str(error))
+            refused = isinstance(error, UpstreamRefusedError)
+            cause = HandOverCause.DECODE_REFUSED if refused else HandOverCause.DECODE_LOST
+            passage.end(HandOverOutcome.FAILED, cause, str(error))
             raise
         except asyncio.CancelledError:
             passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))

@@ -8,7 +8,6 @@ fills up while unfetched parcels lie there gets no more of them.
 What was moved, and how fast, only the decode server knows: it counts on its page of metrics (`moved`).
 """
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -111,16 +110,13 @@ class NixlTransfer:
         """Return the prefill server's answer."""
         try:
             body = prefill_body(what.body)
-            async with (
-                asyncio.timeout(max(0.0, what.deadline_s - self._clock.mono_s())),
-                self._upstream.send(
-                    source.url, what.path.encode(), body, list(what.headers), stream=False
-                ) as answer,
-            ):
+            async with self._upstream.send(
+                source.url, what.path.encode(), body, list(what.headers), stream=False
+            ) as answer:
                 said = await answer.read()
         except EngineFormatError as error:
             raise HandOverError(HandOverCause.PREFILL_REFUSED, str(error)) from error
-        except (TimeoutError, UpstreamTimeoutError) as error:
+        except UpstreamTimeoutError as error:
             raise HandOverError(
                 HandOverCause.TIMED_OUT, f"{source.id} did not prefill in time"
             ) from error

@@ -187,8 +187,9 @@ class Relay:
                 is_handed = sent is not body
                 seen.captured = self._router.dispatched(routed)
                 await self._send(exchange, sent, headers, seen, is_handed=is_handed)
-        except (HandOverError, UpstreamBrokenError):
-            if exchange.begun or not is_handed:
+        except (HandOverError, UpstreamBrokenError, UpstreamConnectError) as error:
+            away = isinstance(error, UpstreamConnectError) and not error.reachable
+            if exchange.begun or away or not is_handed:
                 raise
             # What was refused may have been the KV: the decode side gets the request as it came, once.
             await self._send(exchange, body, headers, seen)
@@ -208,7 +209,7 @@ class Relay:
         assert routed.replica is not None
         stream = routed.query.facts.stream
         async with self._upstream.send(
-            routed.replica.url, exchange.target, body, headers, stream=stream
+            routed.replica.url, exchange.target, body, headers, stream=stream, fresh=is_handed
         ) as answer:
             if is_handed and answer.status >= 400:
                 await answer.read()
@@ -216,7 +217,7 @@ class Relay:
                     HandOverCause.DECODE_REFUSED, f"the decode side answered {answer.status}"
                 )
             if answer.status < 400 and answer.is_event_stream:
-                await self._stream(exchange, answer, seen)
+                await self._stream(exchange, answer, seen, is_handed=is_handed)
             else:
                 await self.whole(exchange, answer, seen, self._measure)
 
@@ -260,7 +261,7 @@ class Relay:
         seen.saw(event, mono_s=self._clock.mono_s(), secret=self._secret)
 
     async def _stream(
-        self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
+        self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement, *, is_handed: bool
     ) -> None:
         head = stream_head(answer, seen)
 
@@ -277,6 +278,7 @@ class Relay:
             self._secret,
             lambda why: answer.fail(UpstreamBrokenError(why)),
             begin,
+            holds=is_handed,
             event_bytes_max=answer.config.event_bytes_max,
         )
         heart = Heartbeat(
