@@ -56,6 +56,7 @@ class Pair(Harness):
             self.files,
             RealClock(),
             lease_s=self.handover.parcel_lease_s,
+            unwanted_s=0.3,
         )
         return HandOvers(
             self.router,

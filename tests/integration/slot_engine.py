@@ -57,10 +57,14 @@ class SlotEngine(FakeEngine):
         self.script = self.serve
 
     def take(self, *faults: Fault) -> bool:
-        """Say whether one of these is due, and take it off."""
+        """Say whether one of these is due, and take it off.
+
+        A death stays due, because a dropped request is repeated.
+        """
         for fault in faults:
             if fault in self.faults:
-                self.faults.remove(fault)
+                if not fault.endswith("_dies"):
+                    self.faults.remove(fault)
                 return True
         return False
 
@@ -98,14 +102,13 @@ class SlotEngine(FakeEngine):
         if self.take(Fault.SAVE_REFUSED):
             return whole(400, b'{"error":{"message":"no"}}')
         if self.take(Fault.SAVE_DIES):
-            path.write_text("[]")
+            written(path, [])
             raise DiesError
         if self.take(Fault.SAVE_HANGS):
             await asyncio.sleep(3600)
         await asyncio.sleep(self.save_s)
         kept = slot.tokens[:-3] if self.take(Fault.SAVE_SHORT) else slot.tokens
-        path.write_text(json.dumps(kept))
-        said = {"n_saved": len(kept), "n_written": path.stat().st_size}
+        said = {"n_saved": len(kept), "n_written": written(path, kept)}
         return whole(200, json.dumps(said).encode())
 
     async def _restore(self, slot: SlotState, path: Path) -> bytes:
@@ -115,13 +118,12 @@ class SlotEngine(FakeEngine):
             raise DiesError
         if self.take(Fault.RESTORE_HANGS):
             await asyncio.sleep(3600)
-        tokens = json.loads(path.read_text())
-        read = path.stat().st_size
+        tokens, size = found(path)
         told = len(tokens)
         if self.take(Fault.RESTORE_SHORT):
             told -= 5
         slot.tokens = [] if self.take(Fault.RESTORE_FORGOTTEN) else tokens
-        return whole(200, json.dumps({"n_restored": told, "n_read": read}).encode())
+        return whole(200, json.dumps({"n_restored": told, "n_read": size}).encode())
 
     async def _complete(self, seen: Seen) -> AsyncIterator[bytes]:
         body = seen.json
@@ -180,6 +182,17 @@ class SlotEngine(FakeEngine):
         yield chunked(sse(chunk({}, choices=[]) | {"usage": usage, "timings": timings}))
         yield chunked(b"data: [DONE]\n\n")
         yield b"0\r\n\r\n"
+
+
+def written(path: Path, tokens: list[str]) -> int:
+    """Write a slot's file and return its bytes."""
+    path.write_text(json.dumps(tokens))
+    return path.stat().st_size
+
+
+def found(path: Path) -> tuple[list[str], int]:
+    """Return what a slot's file holds, and its bytes."""
+    return json.loads(path.read_text()), path.stat().st_size
 
 
 def prompt_words(body: dict[str, Any]) -> list[str]:

@@ -24,8 +24,8 @@ async def test_prompt_is_prefilled_on_one_replica_and_decoded_on_another(tmp_pat
     assert (200, right_text(body)) == (reply.status, text_of(reply.body))
     assert ([1], [len(long_prompt(body))]) == (pair.decode.computed, pair.prefill.computed)
     assert (DECODE, PREFILL, size) == (record.replica, record.prefill_replica, record.tokens.output)
-    assert NOTHING == left
-    assert [HandOverOutcome.DELIVERED] == [one.outcome for one in told]
+    assert left == NOTHING
+    assert [one.outcome for one in told] == [HandOverOutcome.DELIVERED]
 
 
 async def test_hand_over_is_told_with_bytes_and_times_apart(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ async def test_second_identical_request_is_a_hit_where_it_was_decoded(tmp_path: 
         await pair.record(of=2)
         decision = pair.served[1].prefill
     assert decision is not None
-    assert (PrefillPlace.LOCAL, PrefillReason.CACHED) == (
+    assert (
         decision.decision.place,
         decision.decision.reason,
-    )
-    assert ([1, 1], 1) == (pair.decode.computed, len(pair.prefill.computed))
+    ) == (PrefillPlace.LOCAL, PrefillReason.CACHED)
+    assert (pair.decode.computed, len(pair.prefill.computed)) == ([1, 1], 1)
 
 
 async def test_parcel_is_for_its_owner_alone_while_it_lies_in_memory(tmp_path: Path) -> None:
@@ -82,15 +82,15 @@ async def test_parcel_is_for_its_owner_alone_while_it_lies_in_memory(tmp_path: P
     async with Pair(tmp_path) as pair:
         written = pair.files.written
 
-        def spied(name: str, *, until_s: float) -> int:
-            size = written(name, until_s=until_s)
+        def spied(name: str) -> int:
+            size = written(name)
             modes.append(stat.S_IMODE((tmp_path / name).stat().st_mode))
             return size
 
         pair.files.written = spied  # type: ignore[method-assign]
         await pair.post(long_body("word"))
         left = pair.left_over
-    assert ([0o600], NOTHING) == (modes, left)
+    assert (modes, left) == ([0o600], NOTHING)
 
 
 async def test_whole_answer_is_handed_over_too(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_whole_answer_is_handed_over_too(tmp_path: Path) -> None:
         reply = await pair.post(body)
         left = pair.left_over
     assert right_text(body) == reply.json["choices"][0]["message"]["content"]
-    assert ([1], NOTHING) == (pair.decode.computed, left)
+    assert (pair.decode.computed, left) == ([1], NOTHING)
 
 
 async def test_short_prompt_stays_and_its_reason_is_kept(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ async def test_short_prompt_stays_and_its_reason_is_kept(tmp_path: Path) -> None
         await pair.record()
         kept = pair.served[0].prefill
     assert kept is not None
-    assert (PrefillPlace.LOCAL, PrefillReason.SHORT_PROMPT) == (
+    assert (
         kept.decision.place,
         kept.decision.reason,
-    )
-    assert [] == pair.prefill.requests
+    ) == (PrefillPlace.LOCAL, PrefillReason.SHORT_PROMPT)
+    assert pair.prefill.requests == []
 
 
 async def test_both_predictions_are_kept_and_scored(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_both_predictions_are_kept_and_scored(tmp_path: Path) -> None:
     assert kept.decision.remote is not None
     assert kept.waited_ms is not None
     assert kept.error is not None
-    assert (PrefillReason.LOCAL_FASTER, 1) == (kept.decision.reason, corrections.scored)
+    assert (kept.decision.reason, corrections.scored) == (PrefillReason.LOCAL_FASTER, 1)
     assert corrections.local < 1.0, "the fake engine is faster than its costs say"
 
 
@@ -146,7 +146,7 @@ async def test_long_prompt_travels_where_it_would_stall_running_streams(tmp_path
         decisions = {one.prefill.decision.reason for one in pair.served if one.prefill}
         left = pair.left_over
     assert {PrefillReason.SHORT_PROMPT, PrefillReason.REMOTE_FASTER} == decisions
-    assert NOTHING == left
+    assert left == NOTHING
 
 
 @pytest.mark.parametrize("state", [ReplicaState.RESTARTING, ReplicaState.DRAINING])
@@ -171,7 +171,7 @@ async def test_only_equal_kv_keys_pair(tmp_path: Path) -> None:
         kept = pair.served[0].prefill
     assert right_text(body) == text_of(reply.body)
     assert kept is not None
-    assert (PrefillReason.KV_KEYS_DIFFER, []) == (kept.decision.reason, pair.prefill.requests)
+    assert (kept.decision.reason, pair.prefill.requests) == (PrefillReason.KV_KEYS_DIFFER, [])
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"prompt_logprobs": 1}])
@@ -184,7 +184,7 @@ async def test_what_kv_cannot_stand_for_never_travels(
         await pair.record()
         kept = pair.served[0].prefill
     assert kept is not None
-    assert (PrefillReason.CANNOT_TRAVEL, []) == (kept.decision.reason, pair.prefill.requests)
+    assert (kept.decision.reason, pair.prefill.requests) == (PrefillReason.CANNOT_TRAVEL, [])
 
 
 async def test_prompt_that_begins_like_an_earlier_one_computes_its_tail_only(
@@ -195,7 +195,7 @@ async def test_prompt_that_begins_like_an_earlier_one_computes_its_tail_only(
     async with Pair(tmp_path) as pair:
         await pair.post(first)
         await pair.post(second)
-    assert [302, 45] == [pair.prefill.computed[0], pair.prefill.computed[1] + 5] or (
+    assert [pair.prefill.computed[0], pair.prefill.computed[1] + 5] == [302, 45] or (
         pair.prefill.computed[1] < 50
     )
 

@@ -31,6 +31,7 @@ from trimtab.runtime.wire import JSON_TYPE
 T = TypeVar("T")
 
 ROOM_POLL_S: Final = 0.02
+UNWANTED_S: Final = 5.0
 BYTES_PER_TOKEN_START: Final = 0
 """Before the first parcel nobody knows its size: the bound on their number holds alone."""
 
@@ -63,13 +64,18 @@ class LlamaCppTransfer:
         clock: Clock,
         *,
         lease_s: float,
+        unwanted_s: float = UNWANTED_S,
     ) -> None:
-        """Take the way to replicas, and where their files lie; `lease_s`: how long a parcel may wait."""
+        """Take the way to replicas, and where their files lie; `lease_s`: how long a parcel may wait.
+
+        `unwanted_s`: how long a save or a restore is waited for that nobody wants any more.
+        """
         self._upstream = upstream
         self._engine = engine
         self._files = files
         self._clock = clock
         self._lease_s = lease_s
+        self._unwanted_s = unwanted_s
         self._sites: dict[str, _Site] = {}
         self._taken: dict[str, set[int]] = {}
         self._bytes_per_token = BYTES_PER_TOKEN_START
@@ -146,17 +152,18 @@ class LlamaCppTransfer:
         """Save the slot and return (bytes, tokens); no file is left where that fails."""
         name, expected = parcel.handle, self._bytes_per_token * parcel.prompt_tokens
         try:
-            self._files.lease(name, expected_bytes=expected, until_s=parcel.expires_s)
+            self._files.lease(name, expected_bytes=expected)
         except NoRoomError as error:
             raise HandOverError(HandOverCause.NO_ROOM_FOR_PARCEL, str(error)) from error
         loop = asyncio.get_running_loop()
-        loop.call_later(self._lease_s, lambda: self._files.expire(self._clock.mono_s()))
+        # Also for a file that an engine writes after nobody waited for it any more.
+        loop.call_later(self._lease_s, self._files.free, name)
         try:
             answer = await self._to_the_end(
                 self._slot_action(source, slot, "save", name), lambda: self._files.free(name)
             )
             saved = read_saved(answer)
-            size = self._files.written(name, until_s=parcel.expires_s)
+            size = self._files.written(name)
             if size < saved.n_written:
                 raise OSError(f"{size} of {saved.n_written} bytes were written")
         except (EngineFormatError, UpstreamError, OSError) as error:
@@ -276,6 +283,7 @@ class LlamaCppTransfer:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             self._tasks.add(task)
+            asyncio.get_running_loop().call_later(self._unwanted_s, task.cancel)
 
             def ended(done: "asyncio.Task[T]") -> None:
                 self._tasks.discard(done)

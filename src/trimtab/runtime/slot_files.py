@@ -44,18 +44,17 @@ class NoRoomError(Exception):
 
 
 class ParcelFiles:
-    """The files of parcels under way in one folder: so many, so many bytes, and none longer than its lease.
+    """The files of parcels under way in one folder: so many, and so many bytes.
 
-    A name is leased before the engine writes it, by the bytes expected, and is free again once, however it went.
+    A name is leased before the engine writes it, by the bytes expected; whoever leases it frees it when its time is
+    over at the latest.
     """
 
     def __init__(self, folder: Path, *, parcels_max: int, bytes_max: int) -> None:
         self._folder = folder
         self._parcels_max = parcels_max
         self._bytes_max = bytes_max
-        self._leases: dict[str, tuple[int, float]] = {}
-        self.expired = 0
-        """Parcels removed because their lease ended."""
+        self._leases: dict[str, int] = {}
 
     @property
     def held(self) -> int:
@@ -65,9 +64,9 @@ class ParcelFiles:
     @property
     def held_bytes(self) -> int:
         """Bytes that they hold, or are expected to."""
-        return sum(size for size, _ in self._leases.values())
+        return sum(self._leases.values())
 
-    def lease(self, name: str, *, expected_bytes: int, until_s: float) -> None:
+    def lease(self, name: str, *, expected_bytes: int) -> None:
         """Set room aside for a file that is about to be written; raises `NoRoomError`."""
         if len(self._leases) >= self._parcels_max:
             raise NoRoomError(f"{self._parcels_max} parcels lie in memory already")
@@ -75,28 +74,20 @@ class ParcelFiles:
             raise NoRoomError(f"parcels may hold {self._bytes_max >> 20:,} MiB and would hold more")
         if shutil.disk_usage(self._folder).free < expected_bytes + FREE_BYTES_MIN:
             raise NoRoomError(f"memory for files under {self._folder} runs out")
-        self._leases[name] = (expected_bytes, until_s)
+        self._leases[name] = expected_bytes
 
-    def written(self, name: str, *, until_s: float) -> int:
+    def written(self, name: str) -> int:
         """Take in a file that is there now, whole and for its owner alone; return its bytes; raises OSError."""
         path = self._folder / name
         path.chmod(0o600)
         size = path.stat().st_size
-        self._leases[name] = (size, until_s)
+        self._leases[name] = size
         return size
 
     def free(self, name: str) -> None:
         """Remove a parcel's file and end its lease; a second call changes nothing."""
         self._leases.pop(name, None)
         (self._folder / name).unlink(missing_ok=True)
-
-    def expire(self, now_s: float) -> int:
-        """Remove parcels whose lease is over and return how many there were."""
-        over = [name for name, (_, until_s) in self._leases.items() if until_s <= now_s]
-        for name in over:
-            self.free(name)
-        self.expired += len(over)
-        return len(over)
 
 
 def _prefix() -> str:
