@@ -131,8 +131,8 @@ or knows no such event or lever, and with 2 if there is no ledger.
 """
 
 BOUNDS = (
-    ("runtime.supervisor", "RECORDS_MAX", "recent request records, for diagnoses and the page"),
-    ("runtime.supervisor", "VIEWS_MAX", "recent views of the fleet"),
+    ("runtime.recent", "RECORDS_MAX", "recent request records, for diagnoses and the page"),
+    ("runtime.recent", "VIEWS_MAX", "recent views of the fleet"),
     ("runtime.controller", "RECORDS_MAX", "request records that gates look at"),
     ("runtime.trigger_watch", "VIEWS_MAX", "views that triggers look at"),
     ("runtime.ledger", "BATCH_MAX", "rows in one transaction"),
