@@ -113,6 +113,8 @@ class FakeNixl(FakeServer):
             case "garbage":
                 yield whole(200, b"{]")
                 return
+            case _:
+                pass
         tokens = len(prompt_of(seen).split())
         cached = tokens - 1 if prompt_of(seen) in self.cached else 0
         self.cached.add(prompt_of(seen))
@@ -145,8 +147,8 @@ class FakeNixl(FakeServer):
             yield whole(200, json.dumps({"choices": [choice], "usage": told}).encode())
             return
         yield STREAM_HEAD
-        for word in words:
-            await asyncio.sleep(self.pause_s)
+        for at, word in enumerate(words):
+            await asyncio.sleep(self.pause_s if at else 0.0)
             yield chunked(sse(chunk({"content": word})))
         yield chunked(sse(chunk({}, finish="stop")))
         if (seen.json.get("stream_options") or {}).get("include_usage"):

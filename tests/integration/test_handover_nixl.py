@@ -223,7 +223,7 @@ async def test_client_that_leaves_ends_the_prefill(tmp_path: Path) -> None:
         found.prefill.prefill_fault = "hang"
         for at in range(TIMES):
             asking = asyncio.create_task(found.ask(f"w{at}x"))
-            await until(lambda at=at: found.prefill.prefills == at + 1)  # type: ignore[misc]
+            await until(lambda at=at: found.prefill.prefills == at + 1)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: len(found.prefill.aborted_at_s) == TIMES)

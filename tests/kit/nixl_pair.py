@@ -36,6 +36,9 @@ COST = CostModel(
 )
 
 
+_SETTINGS: dict[str, Any] = {"place": PlaceRule.REMOTE, "chunk_tokens": 64}
+
+
 class NixlPair:
     """Use as a context. `settings`: of hand-overs; every prompt longer than 64 tokens is sent ahead unless told."""
 
@@ -63,9 +66,7 @@ class NixlPair:
             gateway=GatewayConfig(**({"port": 0} | (gateway or {}))),
             routing=RoutingConfig(policy="least_loaded"),
             ledger=LedgerConfig(path=str(folder / "ledger.sqlite")),
-            handover=HandOverConfig(
-                **({"place": PlaceRule.REMOTE, "chunk_tokens": 64} | (settings or {}))
-            ),
+            handover=HandOverConfig(**(_SETTINGS | (settings or {}))),
         )
         self.system = System(config, SystemClock(), command="up", secret_path=folder / "secret")
 
