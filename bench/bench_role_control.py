@@ -1,6 +1,7 @@
 """Role control against the best fixed ratio chosen with hindsight for each hour, in the simulator.
 
     python bench/bench_role_control.py TRACES [--workers 4,16,64] [--seconds 3600] [--seeds 1] [--only azure,mooncake]
+        [--grid 0,0.125,0.25,0.375,0.5,0.625]
 
 TRACES is a folder with `AzureLLMInferenceTrace_code.csv`, `AzureLLMInferenceTrace_conv.csv` and
 `mooncake_conversation_trace.jsonl`. Three runs of arrivals for each size of fleet: an hour of code and then one of
@@ -94,14 +95,14 @@ LOADS: Final = (
         name="azure",
         files=("AzureLLMInferenceTrace_code.csv", "AzureLLMInferenceTrace_conv.csv"),
         format="azure",
-        copies=0.30,
+        copies=0.25,
         ttft_ms=2000.0,
     ),
     Load(
         name="mooncake",
         files=("mooncake_conversation_trace.jsonl",),
         format="mooncake",
-        copies=0.05,
+        copies=0.0625,
         ttft_ms=8000.0,
         block_tokens=512,
     ),
@@ -109,7 +110,7 @@ LOADS: Final = (
         name="constant",
         files=("AzureLLMInferenceTrace_code.csv",),
         format="azure",
-        copies=0.40,
+        copies=0.375,
         ttft_ms=2000.0,
         constant=True,
     ),
@@ -157,7 +158,9 @@ def good_by_hour(run: SimResult, hours: int) -> list[int]:
     return [sum(good[at * each : (at + 1) * each]) for at in range(hours)]
 
 
-def measure(load: Load, folder: Path, workers: int, seconds: float, seed: int) -> list[float]:
+def measure(
+    load: Load, folder: Path, workers: int, seconds: float, seed: int, grid: Sequence[float] = GRID
+) -> list[float]:
     """Run one load with the control and with each fixed ratio; returns what the table says of it."""
     trace = arrivals_of(load, folder, seconds, seed)
     hours = len(load.files)
@@ -169,7 +172,7 @@ def measure(load: Load, folder: Path, workers: int, seconds: float, seed: int) -
         return simulate(scenario, POLICY, trace=trace, seed=seed)
 
     fixed: dict[int, list[int]] = {}
-    for share in GRID:
+    for share in grid:
         prefill = round(share * workers)
         if prefill not in fixed:
             fixed[prefill] = good_by_hour(run(prefill, follow=False), hours)
@@ -210,7 +213,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default=",".join(load.name for load in LOADS))
+    parser.add_argument("--grid", default=",".join(f"{share:g}" for share in GRID))
     asked = parser.parse_args()
+    grid = [float(each) for each in asked.grid.split(",")]
     print(
         "| arrivals | workers | requests | follow, good | best fixed by hour | of it | one fixed | changes |"
     )
@@ -218,7 +223,7 @@ def main() -> None:
     for load in (one for one in LOADS if one.name in asked.only.split(",")):
         for workers in (int(each) for each in asked.workers.split(",")):
             rows = [
-                measure(load, asked.traces, workers, asked.seconds, seed)
+                measure(load, asked.traces, workers, asked.seconds, seed, grid)
                 for seed in range(1, asked.seeds + 1)
             ]
             columns = list(zip(*rows, strict=True))

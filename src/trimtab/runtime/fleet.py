@@ -254,9 +254,11 @@ class Fleet:
                 reason = f"{left} requests still ran after {timeout_s:g} s of draining"
                 self._move(member, ReplicaState.READY, reason, cause_id)
                 raise LaunchError(f"replica {member.id} serves on ({why}): {reason}")
-            if self._launcher.pid(member.id) is None:
-                return
+            gone = self._launcher.pid(member.id) is None
+            # A crash is put on record before anybody goes on without the process.
             await asyncio.sleep(_DRAIN_POLL_S)
+            if gone:
+                return
 
     async def _save(
         self, member: Member, revision: Revision, keep_kv: bool, cause_id: str | None

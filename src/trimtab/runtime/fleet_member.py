@@ -17,7 +17,6 @@ AWAY: Final = frozenset(
         ReplicaState.DRAINING,
         ReplicaState.RESTARTING,
         ReplicaState.FAILED,
-        ReplicaState.STOPPED,
     }
 )
 """States in which a replica takes no requests and had its chance to: one that is starting for the first time had none.
@@ -75,6 +74,7 @@ def settled_roles(members: Collection[Member]) -> Iterator[tuple[Member, str]]:
     Replicas that serve whole requests are called decode while another prefills for them and mixed otherwise. Where all
     of them are away, those that prefill serve whole requests, by routing alone, until one is back.
     """
+    members = [one for one in members if one.state is not ReplicaState.STOPPED]
     whole = [one for one in members if one.role is not Role.PREFILL and not one.lent]
     nobody = all(one.state in AWAY for one in whole)
     for one in members:
