@@ -32,7 +32,7 @@ from trimtab.runtime.vllm_launcher import Running, VllmLauncher
 
 pytestmark = [
     pytest.mark.engine_vllm,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -194,7 +194,7 @@ async def test_second_request_through_the_gateway_is_a_local_hit(
         told = pair.told
     assert text_of(first[1]) == text_of(second[1])
     assert [record.prefill_replica for record in records] == [PREFILL, None]
-    cached, tokens = records[1].tokens.cached, records[1].tokens.prompt
+    cached, tokens = records[1].tokens.delivered, records[1].tokens.prompt
     assert cached is not None
     assert tokens is not None
     assert cached >= tokens - BLOCK_TOKENS
