@@ -335,6 +335,7 @@ class Measurement:
                 silent if failed or self.report.output_tokens is None else few,
             ),
             ("chunk_gap_ms_max", record.chunk_gap_ms_max, failed or streamed),
+            ("second_gap_ms", record.second_gap_ms, failed or streamed),
             ("phases.queue_ms", phases.queue_ms, silent),
             ("phases.prefill_ms", phases.prefill_ms, silent),
             ("phases.decode_ms", phases.decode_ms, silent),
