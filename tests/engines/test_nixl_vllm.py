@@ -4,6 +4,7 @@ They are started once for all tests here; the last one kills the prefill server.
 """
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ pytestmark = [
 ]
 
 PATH = "/v1/completions"
-LEASE_S = 12
+LEASE_S = 30
 SENTENCE = (
     "The tide rose over the flats and the keeper of the light wrote down what he saw that night. "
 )
@@ -219,8 +220,6 @@ async def test_parcel_that_nobody_fetches_comes_back_with_its_lease(servers: Ser
 
 
 async def prefilled(transfer: NixlTransfer, source: Running, what: dict[str, Any]) -> Parcel:
-    import json
-
     return await transfer.prefill(
         Prefill(
             request_id="r",
@@ -235,12 +234,20 @@ async def prefilled(transfer: NixlTransfer, source: Running, what: dict[str, Any
     )
 
 
+async def fetched(
+    transfer: NixlTransfer, target: Running, parcel: Parcel, what: dict[str, Any]
+) -> tuple[int, bytes]:
+    """Have a parcel fetched by the request it is for."""
+    delivery = await transfer.deliver(parcel, view(target, Role.DECODE), deadline_s=0.0)
+    plain = json.dumps(what).encode()
+    handed = edit_request(plain, include_usage=False, id_slot=None, fields=delivery.fields)
+    return await asked(target.url, handed)
+
+
 async def test_killed_prefill_server_costs_time_and_no_answer(
     servers: Servers, tmp_path: Path
 ) -> None:
     """Killed with a parcel unfetched: the decode server refuses it. Killed before: nothing is sent ahead. Same text."""
-    import json
-
     url, what = servers.decode.url, body("kill")
     _, local = await asked(url, {**what, "cache_salt": "apart"})
     upstream = Upstream(GatewayConfig())
@@ -248,25 +255,25 @@ async def test_killed_prefill_server_costs_time_and_no_answer(
     try:
         transfer = NixlTransfer(upstream, SystemClock(), lease_s=LEASE_S)
         async with NixlPair(tmp_path, servers.prefill.url, url, every_s=0.5) as pair:
-            parcel = await prefilled(transfer, servers.prefill, what)
+            parcels = [
+                await prefilled(transfer, servers.prefill, {**what, "stream": stream})
+                for stream in (False, True)
+            ]
             assert servers.prefill.pid is not None
             os.killpg(servers.prefill.pid, signal.SIGKILL)
-            delivery = await transfer.deliver(
-                parcel, view(servers.decode, Role.DECODE), deadline_s=0
-            )
-            handed = edit_request(
-                json.dumps(what).encode(),
-                include_usage=False,
-                id_slot=None,
-                fields=delivery.fields,
-            )
-            status, _ = await asked(url, handed)
-            assert status >= 500
+            refused = [
+                await fetched(transfer, servers.decode, parcel, {**what, "stream": stream})
+                for parcel, stream in zip(parcels, (False, True), strict=True)
+            ]
             through = await pair.post(PATH, what)
             await pair.records()
             told, left = pair.told, pair.left_over
     finally:
         await upstream.close()
+    # In a stream the refusal comes as an event, after a status of 200.
+    assert refused[0][0] >= 500
+    assert b'"error"' in refused[1][1]
+    assert text_of(refused[1][1]) == ""
     assert (through[0], text_of(through[1])) == (200, text_of(local))
     assert {(one.outcome, one.cause) for one in told} <= {
         (HandOverOutcome.FAILED, HandOverCause.PREFILL_UNREACHABLE)

@@ -136,6 +136,19 @@ async def test_kv_that_a_client_names_is_never_followed(
     assert (found.prefill.prefills, found.decode.failed) == (2, 0)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_kv_that_a_client_names_on_other_paths_is_never_followed(
+    tmp_path: Path, path: str
+) -> None:
+    """What passes through unread is looked through for it too; all else stays as it came."""
+    plain = {**long_body("w", words=5, stream=False), "x": 1.5}
+    named = {"kv_transfer_params": {"do_remote_decode": True}, "bootstrap_host": "10.0.0.1"}
+    async with made(tmp_path) as found:
+        status, _ = await found.pair.post(path, {**plain, **named})
+        sent = [seen for seen in found.decode.requests if seen.path == path]
+    assert (status, [seen.json for seen in sent]) == (200, [plain])
+
+
 async def test_servers_without_a_connector_never_pair(tmp_path: Path) -> None:
     """A server that counts no hand-overs has no KV key, and an empty key pairs with nothing."""
     async with made(tmp_path) as found:

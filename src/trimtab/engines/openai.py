@@ -217,7 +217,7 @@ def edit_request(
         wanted.setdefault("cache_salt", msgspec.json.encode(cache_salt))
     if id_slot is not None:
         wanted.setdefault("id_slot", b"%d" % id_slot)
-    changed = _drop_kv_fields(found, kept=wanted)
+    changed = _drop_kv_fields(found, kept=wanted) or _may_say_twice(body)
     if include_usage and _equal(found.get("stream"), b"true"):
         options = _with_usage(found.get("stream_options"))
         changed = _set(found, "stream_options", options) or changed
@@ -232,6 +232,12 @@ def names_kv(body: bytes) -> bool:
     A field's name can be written with escapes, so that any escaped letter counts.
     """
     return b"\\u00" in body or any(name.encode() in body for name in KV_FIELDS)
+
+
+def _may_say_twice(body: bytes) -> bool:
+    """Say whether extra arguments that name KV may stand beside others of the same name: then one of them is sent."""
+    quoted = b'"%b"' % EXTRA_ARGUMENTS.encode()
+    return names_kv(body) and (body.count(quoted) > 1 or b"\\u00" in body)
 
 
 def _drop_kv_fields(fields: dict[str, msgspec.Raw], *, kept: Collection[str]) -> bool:

@@ -225,6 +225,13 @@ def test_kv_that_the_gateway_names_goes_over_a_clients() -> None:
     assert not names_kv(b'{"prompt":"a"}')
 
 
+def test_extra_arguments_said_twice_are_sent_once() -> None:
+    """Another reader than ours may follow the first of them."""
+    body = b'{"vllm_xargs":{"kv_transfer_params":{}},"prompt":"a","vllm_xargs":{}}'
+    edited = edit_request(body, include_usage=False, id_slot=None)
+    assert edited == b'{"vllm_xargs":{},"prompt":"a"}'
+
+
 def test_extra_arguments_that_are_no_object_are_the_servers_to_refuse() -> None:
     """Nothing in them is followed, so nothing is taken out."""
     body = b'{"prompt":"a","vllm_xargs":["id_slot"]}'
