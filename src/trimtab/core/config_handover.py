@@ -74,3 +74,10 @@ class HandOverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         Meta(gt=0, description="How long a parcel is kept that nobody asks for any more."),
     ] = 120.0
+    nixl_lease_s: Annotated[
+        float,
+        Meta(
+            gt=2.0,
+            description="How long attached vLLM servers keep KV that nobody fetches: their kv_lease_duration.",
+        ),
+    ] = 30.0

@@ -11,9 +11,11 @@ from trimtab.core.ports import Clock, EngineFormat, KvTransfer, LedgerSink
 from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.policies.local_prefill import PrefillRules
 from trimtab.policies.router import Router
+from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_llamacpp import LlamaCppTransfer
 from trimtab.runtime.handovers import HandOvers
+from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.nixl import NixlTransfer
 from trimtab.runtime.slot_files import ParcelFiles
 from trimtab.runtime.upstream import Upstream
@@ -44,7 +46,8 @@ class BuildHandOvers:
     def __call__(self, upstream: Upstream, guard: Guard) -> HandOvers:
         """Return what decides about hand-overs and carries them out."""
         config = self._config.handover
-        transfers = self._transfers(upstream)
+        nixl = NixlTransfer(upstream, self._clock, lease_s=config.nixl_lease_s)
+        transfers = self._own(upstream) if self._slot_folder is not None else {VLLM: nixl}
 
         def transfer_of(replica: ReplicaView) -> KvTransfer | None:
             return transfers.get(replica.revision.rpartition("-")[0])
@@ -57,13 +60,13 @@ class BuildHandOvers:
             config,
             rules=rules_of(config, self._config.engine.chunk_tokens),
             transfer_of=transfer_of,
+            on_forget=nixl.forget,
             sends_whole=self._slot_folder is not None,
         )
 
-    def _transfers(self, upstream: Upstream) -> dict[str, KvTransfer]:
-        if self._slot_folder is None:
-            return {VLLM: NixlTransfer(upstream, self._clock)}
+    def _own(self, upstream: Upstream) -> dict[str, KvTransfer]:
         config = self._config.handover
+        assert self._slot_folder is not None
         files = ParcelFiles(
             self._slot_folder,
             parcels_max=config.parcels_max,
@@ -74,6 +77,22 @@ class BuildHandOvers:
                 upstream, self._engine, files, self._clock, lease_s=config.parcel_lease_s
             )
         }
+
+
+def hand_over(
+    gateway: Gateway,
+    config: Config,
+    router: Router,
+    engine: EngineFormat,
+    sink: LedgerSink,
+    clock: Clock,
+    launcher: LlamaCppLauncher | None,
+) -> HandOvers:
+    """Have a gateway hand prompts' KV over from now on; `launcher` None: the servers are others'."""
+    folder = None if launcher is None else launcher.slot_folder
+    return gateway.hand_over(
+        BuildHandOvers(config, router, engine, sink, clock, slot_folder=folder)
+    )
 
 
 def rules_of(config: HandOverConfig, chunk_tokens: int) -> PrefillRules:

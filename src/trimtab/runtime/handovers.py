@@ -80,6 +80,7 @@ class HandOvers:
         *,
         rules: PrefillRules,
         transfer_of: Callable[[ReplicaView], KvTransfer | None],
+        on_forget: Callable[[str], None] = lambda _: None,
         sends_whole: bool = True,
         cost: CostModel | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class HandOvers:
         self._config = config
         self._rules = rules
         self._transfer_of = transfer_of
+        self._on_forget = on_forget
         self._is_told_cost = cost is not None
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
         self._unlearned = 0
@@ -120,6 +122,7 @@ class HandOvers:
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links goes with it."""
         self.pool.links.forget(replica)
+        self._on_forget(replica)
 
     def use_cost(self, cost: CostModel) -> None:
         """Decide by measured costs from now on."""

@@ -34,7 +34,7 @@ from trimtab.runtime.backing import Hears, backing_of
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
-from trimtab.runtime.handover_build import BuildHandOvers
+from trimtab.runtime.handover_build import hand_over
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.launcher import LlamaCppLauncher
@@ -158,18 +158,20 @@ class System(Recent):
             ),
         )
         self.gateway.metrics.show_fleet(self._figures)
-        self.hand_overs = self.gateway.hand_over(
-            BuildHandOvers(
-                config,
-                self.router,
-                self.engine,
-                self.ledger,
-                self.clock,
-                slot_folder=None if self._launcher is None else self._launcher.slot_folder,
-            )
+        self._build_roles()
+
+    def _build_roles(self) -> None:
+        self.hand_overs = hand_over(
+            self.gateway,
+            self.config,
+            self.router,
+            self.engine,
+            self.ledger,
+            self.clock,
+            self._launcher,
         )
         self.roles = build_roles(
-            config,
+            self.config,
             self.fleet,
             self.router,
             self.ledger,
