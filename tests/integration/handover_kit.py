@@ -8,6 +8,7 @@ from harness import COST, Harness, RealClock, chat
 from slot_engine import SlotEngine, answer_words, prompt_words
 
 from trimtab.core.config_handover import HandOverConfig, PlaceRule
+from trimtab.core.cost import CostModel
 from trimtab.core.events import HandedOver
 from trimtab.core.handover import HandOver
 from trimtab.core.types import ReplicaState, Role
@@ -35,8 +36,10 @@ class Pair(Harness):
         chunk_tokens: int = 64,
         keys: tuple[str, str] = ("k", "k"),
         gateway: dict[str, Any] | None = None,
+        cost: CostModel | None = COST,
     ) -> None:
         self.folder = folder
+        self.cost = cost
         self.decode, self.prefill = SlotEngine(folder), SlotEngine(folder)
         super().__init__(self.decode, self.prefill, **(gateway or {}))
         self.handover = HandOverConfig(**({"place": PlaceRule.REMOTE} | (settings or {})))
@@ -66,7 +69,7 @@ class Pair(Harness):
             self.handover,
             rules=self.rules,
             transfer_of=lambda _: self.transfer,
-            cost=COST,
+            cost=self.cost,
         )
 
     def set_replica(

@@ -33,6 +33,8 @@ class Fault(StrEnum):
     SLOTS_BUSY = "slots_busy"
     HANDED_REFUSED = "handed_refused"
     HANDED_DIES = "handed_dies"
+    DECODE_DIES = "decode_dies"
+    STREAM_DIES = "stream_dies"
 
 
 @dataclass
@@ -141,6 +143,8 @@ class SlotEngine(FakeEngine):
                 return
             if self.take(Fault.HANDED_DIES):
                 raise DiesError
+        if not ahead and self.take(Fault.DECODE_DIES):
+            raise DiesError
         prompt = prompt_words(body)
         slot = self.slots[body["id_slot"]] if "id_slot" in body else self._choose(prompt)
         slot.busy = True
@@ -175,7 +179,9 @@ class SlotEngine(FakeEngine):
             yield whole(200, json.dumps(said).encode())
             return
         yield STREAM_HEAD
-        for word in words:
+        for at, word in enumerate(words):
+            if at == 3 and self.take(Fault.STREAM_DIES):
+                raise DiesError
             yield chunked(sse(chunk({"content": f"{word} "})))
             await asyncio.sleep(self.gap_s)
         yield chunked(sse(chunk({}, finish="stop")))

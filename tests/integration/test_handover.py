@@ -223,6 +223,24 @@ async def test_metrics_count_hand_overs(tmp_path: Path) -> None:
     assert 'trimtab_hand_over_bytes_total{replica="r0"}' in page
 
 
+async def test_costs_are_learned_from_traffic_and_nothing_travels_before(tmp_path: Path) -> None:
+    """Without a measured cost prompts stay local; traffic of several sizes gives one, and then both sides are known."""
+    async with Pair(tmp_path, settings={"place": PlaceRule.PREDICTED}, cost=None) as pair:
+        pair.decode.gap_s = 0.002
+        for number in range(25):
+            await pair.post(long_body(f"q{number}x", words=30 * (1 + number % 5) + number))
+            pair.hand_overs.learn(pair.records[-1])
+        before = pair.served[4].prefill
+        await pair.post(long_body("last"))
+        await pair.record(of=26)
+        after = pair.served[-1].prefill
+    assert before is not None
+    assert before.decision.reason is PrefillReason.UNKNOWN_COST
+    assert after is not None
+    assert after.decision.local is not None
+    assert after.decision.remote is not None
+
+
 def long_prompt(body: dict[str, object]) -> list[str]:
     """Return the tokens of a body's prompt as the fake engine counts them."""
     messages = body["messages"]
