@@ -57,7 +57,7 @@ replicas = {workers}
 
 [objective]
 ttft_ms = {ttft}
-tpot_ms = 60
+tpot_ms = {tpot}
 
 [roles]
 prefill = {prefill}
@@ -79,13 +79,14 @@ CONTROL: Final = "[roles.control]\n"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrives: the trace's files, how many of its copies a replica gets, and the TTFT target in milliseconds."""
+    """What arrives: the trace's files, how many of its copies a replica gets, and the targets in milliseconds."""
 
     name: str
     files: tuple[str, ...]
     format: str
     copies: float
     ttft_ms: float
+    tpot_ms: float
     block_tokens: int = 128
     constant: bool = False
 
@@ -96,7 +97,8 @@ LOADS: Final = (
         files=("AzureLLMInferenceTrace_code.csv", "AzureLLMInferenceTrace_conv.csv"),
         format="azure",
         copies=0.25,
-        ttft_ms=2000.0,
+        ttft_ms=4000.0,
+        tpot_ms=100.0,
     ),
     Load(
         name="mooncake",
@@ -104,6 +106,7 @@ LOADS: Final = (
         format="mooncake",
         copies=0.0625,
         ttft_ms=8000.0,
+        tpot_ms=100.0,
         block_tokens=512,
     ),
     Load(
@@ -111,7 +114,8 @@ LOADS: Final = (
         files=("AzureLLMInferenceTrace_code.csv",),
         format="azure",
         copies=0.375,
-        ttft_ms=2000.0,
+        ttft_ms=4000.0,
+        tpot_ms=100.0,
         constant=True,
     ),
 )
@@ -121,12 +125,13 @@ def scenario_of(
     load: Load, workers: int, prefill: int, seconds: float, *, follow: bool
 ) -> Scenario:
     """Return the scenario of one run."""
-    stall_weight = load.ttft_ms / (150 * 60)
+    stall_weight = load.ttft_ms / (150 * load.tpot_ms)
     text = TEXT.format(
         block=load.block_tokens,
         workers=workers,
         prefill=prefill,
         ttft=load.ttft_ms,
+        tpot=load.tpot_ms,
         control=CONTROL if follow else "",
         seconds=seconds,
         copies=load.copies * workers,

@@ -146,11 +146,22 @@ async def test_decode_that_needs_gets_the_prefill_replica_that_has_nothing_to_do
 
 async def test_long_prompts_beside_answers_ask_for_another_prefill_replica(kept: Kept) -> None:
     """Two replicas' worth of them was computed where answers run; work counts by measured cost."""
-    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    long = Tokens(prompt=4000, delivered=0, output=20)
+    kept.serves(10, tpot_ms=45.0, tokens=long)
+    kept.serves(1, prefill_replica="r2", tokens=long)
     made = kept.keeper.tick()
     assert (made.action, made.reason) == (RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL)
     await kept.settle()
     assert kept.roles() == {"r0": Role.DECODE, "r1": Role.PREFILL, "r2": Role.PREFILL}
+
+
+async def test_prefill_replica_with_nothing_to_do_answers_where_answers_are_slow(
+    kept: Kept,
+) -> None:
+    """Long prompts are computed beside answers though it is there: another one like it would help nobody."""
+    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS)
 
 
 async def test_cached_and_handed_over_prompts_are_no_work_beside_answers(kept: Kept) -> None:

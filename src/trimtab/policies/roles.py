@@ -6,9 +6,10 @@ holds:
     unknown, or a change under way             hold
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
+    decode needs, prefill has little to do     more decode, however late first tokens are (the last one: merge)
     decode needs, long prompts stall it        more prefill: TPOT that rises for prompts beside it is no want of decode
     prefill needs, decode stands N / (N - 1)   more prefill, if its replicas are at work (from none: split)
-    decode needs, prefill stands N / (N - 1)   more decode (the last prefill replica: merge, if few prompts are long)
+    decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
 Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
 one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from about w = 1 on; `long_share_min` is that mark.
@@ -46,8 +47,8 @@ RATIO_MAX: Final = 2.0
 BACK_OFF_MAX: Final = 8.0
 LOCAL_FACTOR_MAX: Final = 8.0
 HOUR_S: Final = 3600.0
-FEW_LONG: Final = 0.5
-"""Part of `long_share_min` below which the last prefill replica may go: well below where one would be asked for."""
+FEW_IDLE: Final = 0.5
+"""Part of `work_low` below which the last prefill replica may go: well below where another one would be asked for."""
 
 TRANSFER_ADVICE: Final = (
     RoleAdvice.HIGHER_LOCAL_THRESHOLD,
@@ -210,6 +211,9 @@ def _wanted(
     if seen.prefill == 0:
         # Whole requests: prompts that stall answers show in both phases, and only a split can tell them apart.
         return _split(seen, needs_prefill or needs_decode, rules)
+    if needs_decode and _is_idle(seen, rules):
+        # Prompts are computed beside answers all the same: what prefills has nothing to do and can answer.
+        return _from_idle(seen, rules)
     if needs_decode and seen.local_work >= rules.long_share_min and seen.decode > 1:
         return RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL
     if needs_prefill and needs_decode and s_decode * 1.5 > s_prefill and s_prefill * 1.5 > s_decode:
@@ -247,22 +251,32 @@ def _more_prefill(
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
     if not _stands(s_decode, seen.decode, rules.rest_below):
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
-    assert seen.ahead_work is not None
-    if seen.ahead_work < rules.work_low * seen.prefill:
+    if _is_idle(seen, rules):
         # First tokens are late for another reason: more replicas that prefill would have nothing to do.
         return RoleAction.HOLD, RoleReason.PREFILL_IDLE
     return RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS
+
+
+def _is_idle(seen: RolesSeen, rules: RoleRules) -> bool:
+    assert seen.ahead_work is not None
+    return seen.ahead_work < rules.work_low * seen.prefill
+
+
+def _from_idle(seen: RolesSeen, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
+    assert seen.ahead_work is not None
+    if seen.prefill > 1:
+        return RoleAction.MORE_DECODE, RoleReason.PREFILL_IDLE
+    if seen.ahead_work < FEW_IDLE * rules.work_low:
+        return RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS
+    return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
 
 
 def _more_decode(
     seen: RolesSeen, s_prefill: float, rules: RoleRules
 ) -> tuple[RoleAction, RoleReason]:
     assert seen.ahead_work is not None
-    assert seen.local_work is not None
     if seen.prefill < 2:
         # The last prefill replica may go only where whole requests are fine.
-        if seen.ahead_work + seen.local_work < FEW_LONG * rules.long_share_min:
-            return RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
     if not _stands(s_prefill, seen.prefill, rules.rest_below):
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
