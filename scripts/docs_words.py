@@ -105,6 +105,7 @@ LEVER: dict[str, dict[str, str]] = {
         "expires_at_s": "From when on it must prove itself again, seconds since 1970.",
         "narrowness": "How little it touches; the order in which levers are tried.",
         "chosen_because": "Why it was chosen, and why each other lever was not.",
+        "prefill": "Replicas that prefill for the others under the lever; 0: it is not about roles.",
     },
     "Bottleneck": {
         "phase": "The phase that binds.",
@@ -188,6 +189,7 @@ REQUEST: dict[str, dict[str, str]] = {
         "block": "Its block of the comparison; null: served, not compared.",
         "policy": "Routing policy that decided.",
         "replica": "Replica that served it.",
+        "prefill_replica": "Replica that prefilled its prompt for that one; null: none did.",
         "revision": "That replica's revision.",
         "session": "Keyed hash of its session.",
         "label": "Workload label (`X-Trimtab-Label`).",
@@ -198,6 +200,7 @@ REQUEST: dict[str, dict[str, str]] = {
         "e2e_ms": "Arrival to end.",
         "chunk_gap_ms_max": "Longest gap between two chunks of output.",
         "chunk_gap_ms_mean": "Mean gap.",
+        "second_gap_ms": "Gap between the first and the second chunk of output.",
         "chunks": "Chunks of output seen.",
         "tokens": "Token counts.",
         "drafting": "Speculation counts.",
@@ -225,8 +228,8 @@ REQUEST: dict[str, dict[str, str]] = {
     },
     "Phases": {
         "queue_ms": "Before the prefill began.",
-        "prefill_ms": "As the engine reported it.",
-        "transfer_ms": "0 where prefill and decode share a replica.",
+        "prefill_ms": "As the engine reported it; of a prompt prefilled elsewhere both engines' parts.",
+        "transfer_ms": "Saving, finding room, restoring; 0 where prefill and decode share a replica.",
         "decode_ms": "First token to the end.",
     },
     "Tokens": {

@@ -18,7 +18,7 @@ import docs_tables as tables
 import docs_words as words
 import msgspec
 
-from trimtab.core import budgets, cuts, findings, gate, lever, record, revision, stats
+from trimtab.core import budgets, cuts, findings, gate, handover, lever, record, revision, stats
 from trimtab.core.config import Config
 from trimtab.core.decision import RouteReason, RoutingDecision
 from trimtab.core.events import AnyEvent
@@ -131,8 +131,8 @@ or knows no such event or lever, and with 2 if there is no ledger.
 """
 
 BOUNDS = (
-    ("runtime.supervisor", "RECORDS_MAX", "recent request records, for diagnoses and the page"),
-    ("runtime.supervisor", "VIEWS_MAX", "recent views of the fleet"),
+    ("runtime.recent", "RECORDS_MAX", "recent request records, for diagnoses and the page"),
+    ("runtime.recent", "VIEWS_MAX", "recent views of the fleet"),
     ("runtime.controller", "RECORDS_MAX", "request records that gates look at"),
     ("runtime.trigger_watch", "VIEWS_MAX", "views that triggers look at"),
     ("runtime.ledger", "BATCH_MAX", "rows in one transaction"),
@@ -357,6 +357,19 @@ def _shapes(structs: tuple[type, ...], *, defaults: bool) -> Iterator[str]:
         yield tables.shape_table(struct, defaults=defaults) + "\n"
 
 
+def hand_over() -> str:
+    """Return what is kept of a hand-over, and the closed sets in it."""
+    sets = (handover.PrefillReason, handover.HandOverOutcome, handover.HandOverCause)
+    rows = [
+        [f"`{kind.__name__}`", ", ".join(f"`{one.value}`" for one in kind), tables.said(kind)]
+        for kind in sets
+    ]
+    shapes = (handover.HandOver, handover.PrefillScore, handover.PrefillDecision)
+    return tables.table(["set", "values", "what"], rows) + "\n" + "".join(
+        _shapes(shapes, defaults=False)
+    )
+
+
 def plan() -> str:
     """Return the sizes of a tune."""
     return tables.struct_table(TunePlan, words.SETTINGS["TunePlan"])
@@ -412,6 +425,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "result": lambda: "".join(_structs(RESULT_STRUCTS, words.RESULT)),
     "facts": lambda: "".join(_shapes(FACTS_STRUCTS, defaults=False)),
     "answer": lambda: "".join(_shapes(ANSWER_STRUCTS, defaults=False)),
+    "hand-over": hand_over,
     "units": units,
     "bounds": bounds,
 }

@@ -14,11 +14,11 @@ from trimtab.core.evidence import Evidence, Readings, Window
 from trimtab.core.lever import Comparison
 from trimtab.core.ports import LaunchError
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
-from trimtab.core.types import ReplicaState
+from trimtab.core.types import ReplicaState, Role
 from trimtab.interfaces.web.fleet import PATH, fleet_routes
 from trimtab.runtime.fleet import ReplicaInfo
 
-READY = ReplicaState.READY
+READY, MIXED = ReplicaState.READY, Role.MIXED
 
 
 class FakeSystem:
@@ -26,6 +26,7 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.states = {"r0": READY, "r1": READY, "r2": READY}
+        self.roles: dict[str, Role] = {}
         self.busy: float | None = 0.10
         self.config = SimpleNamespace(fleet=SimpleNamespace(replicas=3))
         self.baseline = SimpleNamespace(slots=4)
@@ -68,7 +69,9 @@ class FakeSystem:
         return tuple(self.states)
 
     def info(self, replica: str) -> Any:
-        return SimpleNamespace(id=replica, state=self.states[replica])
+        return SimpleNamespace(
+            id=replica, state=self.states[replica], role=self.roles.get(replica, MIXED)
+        )
 
     def infos(self) -> list[ReplicaInfo]:
         return [self.info(each) for each in self.states]

@@ -19,6 +19,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -28,6 +29,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
+    RolesDecided,
     RolloutMoved,
     RunEnded,
     RunStarted,
@@ -40,6 +42,7 @@ from trimtab.core.events import (
 from trimtab.core.evidence import Evidence, Readings, Unknown, Window
 from trimtab.core.findings import Ceiling, Diagnosis, Finding, PhaseFinding
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
+from trimtab.core.handover import HandOver, HandOverCause, HandOverOutcome
 from trimtab.core.lever import (
     Actuation,
     Assessment,
@@ -57,6 +60,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.record import Phases, RequestRecord, Tokens
 from trimtab.core.revision import Model, Revision, Speculation, SpeculationMethod
+from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.stats_types import Interval
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import (
@@ -468,6 +472,32 @@ def every_event() -> tuple[AnyEvent, ...]:
             budgets=(Budget.MEMORY,),
             phases=(Phase.PREFILL,),
             cuts=("label=edit",),
+        ),
+        HandedOver(
+            hand_over=HandOver(
+                request_id="q1",
+                source="r1",
+                target="r0",
+                outcome=HandOverOutcome.FAILED,
+                cause=HandOverCause.SHORTFALL,
+                prompt_tokens=1400,
+                tokens_sent=1400,
+                tokens_delivered=0,
+                bytes=32_000_000,
+                setup_ms=2.0,
+                transfer_ms=9.0,
+            )
+        ),
+        RolesDecided(
+            decision=RolesDecision(
+                at_s=12.0,
+                action=RoleAction.MORE_DECODE,
+                reason=RoleReason.DECODE_NEEDS,
+                ttft_ratio=0.3,
+                tpot_ratio=0.8,
+            ),
+            replica="r1",
+            role=Role.DECODE,
         ),
     )
 

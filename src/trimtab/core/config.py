@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from trimtab.core.config_base import Strict as Strict
 from trimtab.core.config_guard import GuardConfig, TenantsConfig
+from trimtab.core.config_handover import HandOverConfig
+from trimtab.core.config_roles import RolesConfig
+from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Mode, Role
 
@@ -77,6 +80,12 @@ class AttachedServer(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ""
     role: Annotated[Role, Meta(description="mixed, prefill or decode.")] = Role.MIXED
+    labels: Annotated[
+        ReplicaLabels,
+        Meta(
+            description="Where it runs: {host, accelerator, link}, each optional; KV goes to the nearest."
+        ),
+    ] = NO_LABELS
     slots: Annotated[
         int,
         Meta(ge=0, le=65_536, description="Requests it decodes at once; 0: as the engine says."),
@@ -314,6 +323,15 @@ class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     telemetry: TelemetryConfig = TelemetryConfig()
     tenants: TenantsConfig = TenantsConfig()
     guard: GuardConfig = GuardConfig()
+    handover: HandOverConfig = HandOverConfig()
+    roles: RolesConfig = RolesConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse roles that leave nobody to decode; raises ValueError."""
+        if not self.fleet.is_attached and self.roles.prefill >= self.fleet.replicas:
+            raise ValueError(
+                f"roles.prefill = {self.roles.prefill} leaves none of fleet.replicas = {self.fleet.replicas} to decode"
+            )
 
 
 def parse_config(text: str, *, source: str) -> Config:

@@ -11,6 +11,7 @@ import xxhash
 from msgspec import structs
 
 from trimtab.core.columns import FleetColumns, HeldColumns
+from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.types import Arm, Constraint, ReplicaState, Role
 
 
@@ -19,6 +20,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefill_tokens_outstanding`: uncached prompt tokens admitted and not yet prefilled; `decode_tokens_outstanding`:
     output tokens still expected of its running streams; `kv_used_share`: 0 to 1, None where it cannot be told.
+    `kv_key`: equal where KV may be handed over, empty where that is unknown.
     """
 
     id: str
@@ -35,6 +37,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     speculating: bool = False
     started_at_s: float = 0.0
     seen_at_s: float = 0.0
+    kv_key: str = ""
+    labels: ReplicaLabels = NO_LABELS
 
     @property
     def in_flight(self) -> int:
@@ -138,6 +142,8 @@ def with_work(told: ReplicaView, columns: FleetColumns, at: int) -> ReplicaView:
         speculating=told.speculating,
         started_at_s=told.started_at_s,
         seen_at_s=seen_at_s,
+        kv_key=told.kv_key,
+        labels=told.labels,
     )
 
 

@@ -10,27 +10,27 @@ import msgspec
 from trimtab.core.budgets import Budgets
 from trimtab.core.cost import CostModel, SpeculationTable
 from trimtab.core.decision import FleetView, RouteRequest, RoutingDecision
+from trimtab.core.events_fleet import ConfigReloaded as ConfigReloaded
+from trimtab.core.events_fleet import Event as Event
+from trimtab.core.events_fleet import FleetSized as FleetSized
+from trimtab.core.events_fleet import HealthChanged as HealthChanged
+from trimtab.core.events_fleet import KVMoved as KVMoved
+from trimtab.core.events_fleet import ReplicaChanged as ReplicaChanged
+from trimtab.core.events_fleet import ReplicaCrashed as ReplicaCrashed
+from trimtab.core.events_fleet import RolesDecided as RolesDecided
 from trimtab.core.evidence import Readings
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
+from trimtab.core.handover import HandOver, PrefillScore
 from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
 from trimtab.core.record import RequestRecord
-from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import (
     Budget,
-    FleetAction,
-    Health,
-    HealthReason,
     Phase,
-    ReplicaState,
     RolloutState,
     Verdict,
 )
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all events."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
@@ -63,81 +63,11 @@ class StageEnded(Event, frozen=True, kw_only=True, tag="stage_ended"):
     summary: dict[str, float | int | str | None]
 
 
-class ReplicaChanged(Event, frozen=True, kw_only=True, tag="replica_changed"):
-    """A replica moved to another state; `pid` and `url` as far as known."""
-
-    replica: str
-    state: ReplicaState
-    revision: Revision
-    url: str | None = None
-    pid: int | None = None
-    reason: str = ""
-
-
-class ReplicaCrashed(Event, frozen=True, kw_only=True, tag="replica_crashed"):
-    """A replica's process ended though nobody asked it to; it restarts after `backoff_s`."""
-
-    replica: str
-    exit_code: int | None
-    crashes: int
-    backoff_s: float
-    last_words: str = ""
-
-
-class HealthChanged(Event, frozen=True, kw_only=True, tag="health_changed"):
-    """The gateway leaves a replica out because its requests failed, tries it again, or sends it requests as before.
-
-    Nobody restarted it. `out_for_s`: how long it gets none, where it is left out; `ejections`: how often in a row.
-    """
-
-    replica: str
-    health: Health
-    reason: HealthReason
-    ejections: int = 0
-    out_for_s: float | None = None
-
-
-class FleetSized(Event, frozen=True, kw_only=True, tag="fleet_sized"):
-    """One replica more or less was asked for while the fleet serves; `allowed` says whether it was carried out.
-
-    `action`: add or remove; `replicas`: how many there were; `forced`: it was to be done whatever the check says.
-    """
-
-    action: FleetAction
-    replica: str
-    replicas: int
-    allowed: bool
-    forced: bool
-    because: str
-
-
-class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config_reloaded"):
-    """Configuration was read again while serving: keys that changed, as before -> after.
-
-    `needs_restart`: keys that changed in the file and wait for the next start; `refused`: why nothing was taken,
-    empty if it was.
-    """
-
-    changed: dict[str, str] = {}
-    needs_restart: tuple[str, ...] = ()
-    refused: str = ""
-
-
-class KVMoved(Event, frozen=True, kw_only=True, tag="kv_moved"):
-    """Slot KV was saved or restored around a restart."""
-
-    replica: str
-    action: str
-    slots: int
-    tokens: int
-    bytes: int
-    took_ms: float
-
-
 class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
     """One request with the decision that routed it, what was asked, and the fleet as that decision saw it.
 
     `draw`: the number in [0, 1) that the policy got. With `asked`, `draw` and `view` it can be decided again.
+    `prefill`: where its prompt was to be prefilled and why, None in a fleet without prefill replicas.
     """
 
     record: RequestRecord
@@ -145,6 +75,13 @@ class RequestServed(Event, frozen=True, kw_only=True, tag="request_served"):
     view: FleetView | None
     asked: RouteRequest | None = None
     draw: float | None = None
+    prefill: PrefillScore | None = None
+
+
+class HandedOver(Event, frozen=True, kw_only=True, tag="handed_over"):
+    """A prompt's KV went from one replica to another, or was to: what was sent, what arrived, and the cause if not."""
+
+    hand_over: HandOver
 
 
 class Measured(Event, frozen=True, kw_only=True, tag="measured"):
@@ -307,12 +244,14 @@ AnyEvent = (
     | StageStarted
     | StageEnded
     | ReplicaChanged
+    | RolesDecided
     | ReplicaCrashed
     | HealthChanged
     | FleetSized
     | ConfigReloaded
     | KVMoved
     | RequestServed
+    | HandedOver
     | Measured
     | Calibrated
     | Diagnosed

@@ -76,6 +76,8 @@ class TriggerSignal(StrEnum):
     DRAFT_COVERAGE = "draft_coverage"
     LOAD_OVER_BOUND = "load_over_bound"
     DELIVERED_OVER_PREDICTED = "delivered_over_predicted"
+    TRANSFER_SHARE = "transfer_share"
+    LOAD_PER_REPLICA = "load_per_replica"
     EFFECTIVE_MISMATCH = "effective_mismatch"
 
 
@@ -151,7 +153,10 @@ class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The head of a lever's causal record. `check_record` refuses one that leaves a field unsaid."""
+    """The head of a lever's causal record. `check_record` refuses one that leaves a field unsaid.
+
+    `prefill`: how many replicas the lever has prefill for the others; 0 for a lever that is not about roles.
+    """
 
     name: str
     technique: Technique
@@ -169,6 +174,7 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cuts: tuple[Cut, ...] = ()
     policy: str | None = None
     revision: Revision | None = None
+    prefill: int = 0
     mode: Mode = Mode.ADVISE
     owner: str
     created_at_s: float

@@ -23,6 +23,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -32,6 +33,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
+    RolesDecided,
     RolloutMoved,
     RunEnded,
     RunStarted,
@@ -52,15 +54,17 @@ from trimtab.core.narrate_words import (
     tell_diagnosis,
     tell_effect,
     tell_gates,
+    tell_hand_over,
     tell_plan,
     tell_readings,
     tell_record,
     tell_request,
+    tell_roles,
     tell_speculation,
     tell_trigger,
     tell_verification,
 )
-from trimtab.core.types import Health, RolloutState
+from trimtab.core.types import Health, Role, RolloutState
 
 
 class ChainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,8 +118,12 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_run(event)
         case ReplicaChanged() | ReplicaCrashed() | FleetSized() | ConfigReloaded() | KVMoved():
             return _tell_machine(event)
+        case HandedOver():
+            return tell_hand_over(event.hand_over)
         case HealthChanged():
             return _tell_health(event)
+        case RolesDecided():
+            return tell_roles(event)
         case LedgerGap() | Checkpoint():
             return _tell_ledger(event)
         case LeversAssessed() | LeverProposed() | RolloutMoved() | GatesEvaluated():
@@ -266,7 +274,8 @@ def _tell_machine(
     match event:
         case ReplicaChanged():
             why = f": {clause(event.reason)}" if event.reason else ""
-            return f"Replica {event.replica} is {event.state.value} (revision {event.revision.id}){why}."
+            role = "" if event.role is Role.MIXED else f" for {event.role.value}"
+            return f"Replica {event.replica} is {event.state.value}{role} (revision {event.revision.id}){why}."
         case ReplicaCrashed():
             return (
                 f"Replica {event.replica} crashed (exit code {event.exit_code}, crash {event.crashes}); "

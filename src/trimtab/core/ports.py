@@ -8,8 +8,10 @@ from typing import Protocol
 
 import msgspec
 
+from trimtab.core.decision import ReplicaView
 from trimtab.core.events import AnyEvent, Envelope
 from trimtab.core.evidence import Reading
+from trimtab.core.handover import Delivery, Parcel
 from trimtab.core.revision import Revision
 from trimtab.core.types import Constraint, ErrorClass
 
@@ -197,4 +199,44 @@ class LedgerReader(Protocol):
 
     def read(self, *, after_seq: int = 0, limit: int | None = None) -> Sequence[Envelope]:
         """Return envelopes in order of `seq`, those after `after_seq`."""
+        ...
+
+
+class Prefill(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt to be prefilled for another replica. `body` is the client's, declared edits made; it is not kept.
+
+    `path`: of the /v1 route; `headers`: what the replica is told beside it; `blocks`: the prompt's hashed blocks, by
+    which a prefill side finds what it holds; `deadline_s`: of the monotonic clock.
+    """
+
+    request_id: str
+    path: str
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    blocks: tuple[int, ...]
+    prompt_tokens: int
+    deadline_s: float
+
+
+class KvTransfer(Protocol):
+    """Moves KV between replicas of one engine. Every call may raise `HandOverError` with its cause.
+
+    Cancelling `prefill` or `deliver` stops the engine's work and leaves nothing behind. Exactly one `discard` follows a
+    parcel and exactly one `release` a delivery, whatever happened between; neither raises.
+    """
+
+    async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
+        """Have the prompt computed on `source` and its KV made ready there."""
+        ...
+
+    async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:
+        """Bring a parcel to where it is decoded, or say what makes the decode side fetch it."""
+        ...
+
+    def discard(self, parcel: Parcel) -> None:
+        """Free what a parcel holds on its prefill side, delivered or not."""
+        ...
+
+    def release(self, delivery: Delivery) -> None:
+        """Note that the decode request has ended: what was set aside for it is free again."""
         ...

@@ -73,7 +73,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything measured about one request; the unit that gates, diagnoses and reports are computed from.
 
     `tenant`: whose key it showed; `retries`: how often it was sent anew, nothing having reached the client;
-    `salt_ignored`: it named a cache salt of its own, which its tenant's went over.
+    `salt_ignored`: it named a cache salt of its own, which its tenant's went over; `prefill_replica`: where its prompt
+    was prefilled if not on `replica`; `second_gap_ms`: between the first and the second piece of its answer, apart
+    from TTFT and TPOT because a hand-over may show there.
     """
 
     request_id: str
@@ -87,6 +89,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     block: int | None = None
     policy: str = ""
     replica: str | None = None
+    prefill_replica: str | None = None
     revision: str | None = None
     session: str | None = None
     label: str | None = None
@@ -97,6 +100,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: float | None = None
     chunk_gap_ms_max: float | None = None
     chunk_gap_ms_mean: float | None = None
+    second_gap_ms: float | None = None
     chunks: int = 0
     tokens: Tokens = Tokens()
     drafting: Drafting = Drafting()

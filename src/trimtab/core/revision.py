@@ -84,3 +84,8 @@ class KVKey(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_and_template: str
     kv_type: str
     block_layout: str
+
+    @property
+    def id(self) -> str:
+        """The first 16 hex digits of the key's SHA-256; equal where KV may be exchanged."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]

@@ -27,6 +27,7 @@ from trimtab.core.events import (
     FleetSized,
     Frozen,
     GatesEvaluated,
+    HandedOver,
     HealthChanged,
     KVMoved,
     LedgerGap,
@@ -36,6 +37,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
+    RolesDecided,
     RolloutMoved,
     RunEnded,
     RunStarted,
@@ -51,7 +53,7 @@ from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, TriggerSpec
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import ReplicaState, RolloutState, Verdict
+from trimtab.core.types import ReplicaState, Role, RolloutState, Verdict
 
 FLOW_KINDS = frozenset({"request_served", "measured"})
 """Events that come with the traffic: they only count in the state, and retention folds them first."""
@@ -67,6 +69,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     crashes: int = 0
     since_s: float = 0.0
+    role: Role = Role.MIXED
 
 
 class TriggerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,9 +195,9 @@ def decode_state(text: str) -> State:
 
 def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
     match event:
-        case RequestServed() | Measured() | KVMoved() | Checkpoint():
+        case RequestServed() | HandedOver() | Measured() | KVMoved() | Checkpoint():
             return state
-        case FleetSized() | ConfigReloaded() | HealthChanged():
+        case FleetSized() | ConfigReloaded() | HealthChanged() | RolesDecided():
             return state
         case LedgerGap():
             return msgspec.structs.replace(state, lost=state.lost + event.lost)
@@ -263,6 +266,7 @@ def _apply_replica(state: State, at_s: float, event: ReplicaChanged | ReplicaCra
                 reason=event.reason,
                 crashes=before.crashes if before else 0,
                 since_s=at_s,
+                role=event.role,
             )
         case ReplicaCrashed():
             if before is None:

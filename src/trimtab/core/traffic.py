@@ -26,7 +26,8 @@ class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `share`: part of the sessions in its slice. `policy`: the routing policy of the candidate arm, None if the
     lever is not about routing. `replicas`: where the candidate revision runs, empty if every replica serves both arms.
-    `cuts`: the slice is drawn only from requests of these labels' cuts; empty means all.
+    `cuts`: the slice is drawn only from requests of these labels' cuts; empty means all. `roles`: the lever gives
+    replicas roles; for every request that does not meet it, all of them serve whole requests.
     """
 
     lever: str
@@ -38,6 +39,7 @@ class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
     block_s: float
     edge_s: float
     cuts: tuple[Cut, ...] = ()
+    roles: bool = False
 
 
 class Preference(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +59,21 @@ class TrafficPlan(msgspec.Struct, frozen=True, kw_only=True):
     stage: str | None = None
 
 
+def holder_of(plan: TrafficPlan) -> str:
+    """Say which lever needs the fleet as it is, being proven or holding replicas of its own; empty if none does."""
+    if plan.candidate is not None:
+        return f"{plan.candidate.lever} is being proven on this fleet"
+    holding = [each for each in plan.preferences if each.replicas]
+    if holding:
+        return f"{holding[0].lever} holds {', '.join(holding[0].replicas)}: take it back first"
+    return ""
+
+
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """What one request meets. `block` None: served, but not part of the comparison.
 
     `allowed` None: every replica; `preferred`: replicas to choose first while they are within the load bound.
+    `whole`: roles do not count for it: replicas that prefill for others may serve it, and its prompt is not sent ahead.
     """
 
     arm: Arm
@@ -70,6 +83,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     block: int | None = None
     allowed: tuple[str, ...] | None = None
     preferred: tuple[str, ...] = ()
+    whole: bool = False
 
 
 OUTSIDE_SLICE = "rest"
@@ -112,6 +126,20 @@ def expose(
     candidate = plan.candidate
     if candidate is None:
         return _settled(plan, cuts, replicas)
+    exposure = _compared(plan, candidate, place, cuts, now_s, replicas)
+    if candidate.roles and exposure.arm is Arm.BASELINE:
+        return msgspec.structs.replace(exposure, whole=True)
+    return exposure
+
+
+def _compared(
+    plan: TrafficPlan,
+    candidate: CandidatePlan,
+    place: float,
+    cuts: tuple[Cut, ...],
+    now_s: float,
+    replicas: tuple[str, ...],
+) -> Exposure:
     in_slice = place < candidate.share and _in_cuts(candidate.cuts, cuts)
     if candidate.comparison is Comparison.SWITCHBACK:
         if candidate.share < SWITCHBACK_FROM_SHARE:

@@ -4,6 +4,7 @@ The engine is found by the names on its page of metrics; where it has none, by w
 is None; what is assumed of an engine stands in a table with its source.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,7 +12,7 @@ import msgspec
 
 from trimtab.core.ports import EngineFormatError
 from trimtab.core.revision import Model, Revision
-from trimtab.core.served import EngineKind, Gauge, ServerSample
+from trimtab.core.served import Counter, EngineKind, Gauge, ServerSample
 
 MODELS_PAGE: Final = "/v1/models"
 METRICS_PAGE: Final = "/metrics"
@@ -78,7 +79,8 @@ class _Own(msgspec.Struct):
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """A server as it describes itself. `slots_told`: False where `slots` is the engine's default.
 
-    `context_tokens`: of one request, None if untold; `models`: the names it serves, its base model first.
+    `context_tokens`: of one request, None if untold; `models`: the names it serves, its base model first. `kv_key`:
+    equal for servers that may hand KV to each other as far as they tell, empty for one that cannot.
     """
 
     engine: EngineKind
@@ -87,6 +89,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None
     slots: int
     slots_told: bool
+    kv_key: str = ""
 
     def revision(self, model: str) -> Revision:
         """Return the revision that routes and records name: equal for servers that describe themselves alike.
@@ -138,14 +141,34 @@ def identity_of(
     gauge = None if sample is None else sample.gauge_sum(Gauge.REQUESTS_MAX)
     slots = told.total_slots or told.max_running_requests or told.max_concurrent_requests
     slots = slots or (int(gauge) if gauge else None)
+    version = told.version or told.build_info or (sample.version if sample else None)
     return Identity(
         engine=engine,
-        version=told.version or told.build_info or (sample.version if sample else None),
+        version=version,
         models=names,
         context_tokens=_context(listed, told, sample),
         slots=max(1, slots or SLOTS_ASSUMED.get(engine, SLOTS_UNKNOWN)),
         slots_told=slots is not None,
+        kv_key=_kv_key(engine, version, names[0], sample),
     )
+
+
+def _kv_key(
+    engine: EngineKind, version: str | None, model: str, sample: ServerSample | None
+) -> str:
+    """Return what must be equal to hand KV over, hashed; empty for a server that shows no means to.
+
+    A vLLM with a NIXL connector counts hand-overs from its start. Its weights are not seen: two servers of one model
+    name, version, block size and KV precision pair here, and NIXL's own handshake refuses those that differ after all.
+    """
+    if engine is not EngineKind.VLLM or sample is None or version is None:
+        return ""
+    if sample.counter_sum(Counter.TRANSFERS_EXPIRED) is None:
+        return ""
+    cache = sample.configured
+    told = (version, model, cache.get("block_size", ""), cache.get("cache_dtype", ""))
+    digest = hashlib.sha256(msgspec.json.encode((engine.value, *told)))
+    return digest.hexdigest()[:16]
 
 
 def _context(listed: list[_Model], told: _Own, sample: ServerSample | None) -> int | None:

@@ -7,7 +7,7 @@ Segments of a chat follow the order of the usual templates: leading system messa
 Only text counts; images and audio have none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -23,6 +23,21 @@ from trimtab.engines.base import ErrorDetail, decode
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 DONE = b"[DONE]"
+
+KV_FIELDS = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "id_slot",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
+"""Body fields by which engines are told where KV lies: vLLM's transfers, llama.cpp's slots, SGLang's transfers."""
+
+NO_FIELDS: Mapping[str, str] = {}
+
+EXTRA_ARGUMENTS = "vllm_xargs"
+"""vLLM merges this object with the arguments that its transfers travel in."""
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _GRAMMAR_FIELDS = ("grammar", "guided_grammar", "guided_regex", "guided_choice")
@@ -179,25 +194,74 @@ def _as_json(value: object) -> str:
 
 
 def edit_request(
-    body: bytes, *, include_usage: bool, id_slot: int | None, cache_salt: str | None = None
+    body: bytes,
+    *,
+    include_usage: bool,
+    id_slot: int | None,
+    cache_salt: str | None = None,
+    fields: Mapping[str, str] = NO_FIELDS,
 ) -> bytes:
     """Apply the declared edits; the same bytes if there is nothing to do. Other values keep their very bytes.
 
     `include_usage` is set only in streams: elsewhere usage comes anyway, and servers refuse the option. A
-    `cache_salt` goes over the body's own, so that nobody gets at a cache by naming another's salt.
+    `cache_salt` goes over the body's own, so that nobody gets at a cache by naming another's salt. What names KV that
+    already lies somewhere (`KV_FIELDS`) is the gateway's alone and is taken out: a client could read another's prompt
+    through it, and make a server connect to an address or keep blocks. `fields`: JSON texts by name, set last.
     """
     try:
-        fields = _FIELDS.decode(body)
+        found = _FIELDS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EngineFormatError("the request body must be a JSON object") from error
-    changed = False
-    if include_usage and _equal(fields.get("stream"), b"true"):
-        changed = _set(fields, "stream_options", _with_usage(fields.get("stream_options")))
-    if id_slot is not None:
-        changed = _set(fields, "id_slot", b"%d" % id_slot) or changed
+    wanted = {name: text.encode() for name, text in fields.items()}
     if cache_salt is not None:
-        changed = _set(fields, "cache_salt", msgspec.json.encode(cache_salt)) or changed
-    return msgspec.json.encode(fields) if changed else body
+        wanted.setdefault("cache_salt", msgspec.json.encode(cache_salt))
+    if id_slot is not None:
+        wanted.setdefault("id_slot", b"%d" % id_slot)
+    changed = _drop_kv_fields(found, kept=wanted) or _may_say_twice(body)
+    if include_usage and _equal(found.get("stream"), b"true"):
+        options = _with_usage(found.get("stream_options"))
+        changed = _set(found, "stream_options", options) or changed
+    for name, value in wanted.items():
+        changed = _set(found, name, value) or changed
+    return msgspec.json.encode(found) if changed else body
+
+
+def names_kv(body: bytes) -> bool:
+    """Say whether a body may name KV that lies somewhere: a cheap look, for bodies that are otherwise not read.
+
+    A field's name can be written with escapes, so that any escaped letter counts.
+    """
+    return b"\\u00" in body or any(name.encode() in body for name in KV_FIELDS)
+
+
+def _may_say_twice(body: bytes) -> bool:
+    """Say whether extra arguments that name KV may stand beside others of the same name: then one of them is sent."""
+    quoted = b'"%b"' % EXTRA_ARGUMENTS.encode()
+    return names_kv(body) and (body.count(quoted) > 1 or b"\\u00" in body)
+
+
+def _drop_kv_fields(fields: dict[str, msgspec.Raw], *, kept: Collection[str]) -> bool:
+    """Take out what names KV and say whether there was any. `kept`: fields that are set anyway."""
+    dropped = _drop(fields, kept)
+    more = fields.get(EXTRA_ARGUMENTS)
+    if more is None or not names_kv(bytes(more)):
+        return dropped
+    try:
+        extra = _FIELDS.decode(more)
+    except msgspec.MsgspecError:
+        # No object: the server refuses it, so that nothing in it is followed.
+        return dropped
+    if not _drop(extra, ()):
+        return dropped
+    fields[EXTRA_ARGUMENTS] = msgspec.Raw(msgspec.json.encode(extra))
+    return True
+
+
+def _drop(fields: dict[str, msgspec.Raw], kept: Collection[str]) -> bool:
+    unwanted = [name for name in KV_FIELDS if name in fields and name not in kept]
+    for name in unwanted:
+        del fields[name]
+    return bool(unwanted)
 
 
 def _set(fields: dict[str, msgspec.Raw], name: str, value: bytes) -> bool:

@@ -43,6 +43,13 @@ class KvRole(StrEnum):
     CONSUMER = "kv_consumer"
 
 
+class KvFailure(StrEnum):
+    """What a server does where KV that it was to fetch does not come: end the request, or compute the prompt."""
+
+    FAIL = "fail"
+    RECOMPUTE = "recompute"
+
+
 class NgramSpeculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Drafts looked up in the prompt. `depth_by_batch`: rows (first batch, last batch, draft tokens)."""
 
@@ -57,7 +64,8 @@ class VllmLaunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `model`: a folder with config.json and weights. `threads`: CPUs per rank in vLLM's own notation, such as `0-1` or
     `0|1` (`bind_threads` makes it); ranks count data-parallel first, then pipeline, then tensor. `side_channel_port`:
-    where a server with a KV role is asked for its KV; one per server, on loopback. `kv_events`: a ZeroMQ endpoint.
+    where a server with a KV role is asked for its KV; one per server, on loopback. `kv_lease_s`: how long it keeps KV
+    that nobody fetches; `kv_failure`: what it does where KV does not come. `kv_events`: a ZeroMQ endpoint.
     `trace_folder`: where each rank leaves its profiler trace once POST /start_profile and /stop_profile are asked.
     """
 
@@ -87,6 +95,8 @@ class VllmLaunch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_dtype: str = "auto"
     kv_role: KvRole = KvRole.NONE
     side_channel_port: int = 0
+    kv_lease_s: int = 0
+    kv_failure: KvFailure = KvFailure.FAIL
     kv_events: str = ""
     developer_endpoints: bool = False
     trace_folder: str = ""
@@ -203,11 +213,15 @@ def _cache_arguments(launch: VllmLaunch) -> list[str]:
     if launch.kv_dtype != "auto":
         argv += ["--kv-cache-dtype", launch.kv_dtype]
     if launch.kv_role is not KvRole.NONE:
-        transfer = {
+        transfer: dict[str, object] = {
             "kv_connector": "NixlConnector",
             "kv_role": str(launch.kv_role),
             "kv_buffer_device": "cpu" if launch.device is Device.CPU else "cuda",
         }
+        if launch.kv_failure is not KvFailure.FAIL:
+            transfer["kv_load_failure_policy"] = str(launch.kv_failure)
+        if launch.kv_lease_s:
+            transfer["kv_connector_extra_config"] = {"kv_lease_duration": launch.kv_lease_s}
         argv += ["--kv-transfer-config", _json(transfer)]
     if launch.kv_events:
         events = {

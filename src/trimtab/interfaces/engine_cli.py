@@ -10,6 +10,7 @@ from rich.console import Console
 
 from trimtab.engines.vllm import (
     Execution,
+    KvRole,
     NgramSpeculation,
     VllmLaunch,
     launch_command,
@@ -83,6 +84,20 @@ def engine() -> None:
     default=None,
     help="How the graph runs [default: eager, and traced for a pipeline].",
 )
+@click.option(
+    "--kv-role",
+    type=click.Choice([str(item) for item in KvRole]),
+    default=str(KvRole.NONE),
+    show_default=True,
+    help="Hand KV over to other servers, or take it, by NIXL.",
+)
+@click.option(
+    "--kv-lease",
+    "kv_lease_s",
+    type=click.IntRange(6),
+    default=None,
+    help="Seconds that KV nobody fetches is kept [default: 30].",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
     "--python", default="", help="Interpreter with vLLM in it [default: that of make engine-vllm]."
@@ -113,6 +128,7 @@ def vllm(**options: object) -> None:
       trimtab engine vllm --model made-moe --tp 2 --ep         its experts spread over both
       trimtab engine vllm --kv-cache 64 --json                 a small KV cache, described as JSON
       trimtab engine vllm --model made-llama --pp 2 --command  only show what would be run
+      trimtab engine vllm --kv-role kv_both --threads 0        one of a pair that hands KV over
     """
     choice = msgspec.convert(options, _Options)
     if choice.only_command:
@@ -140,6 +156,8 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True):
     no_prefix_cache: bool
     draft_tokens: int | None
     execution: Execution | None
+    kv_role: KvRole
+    kv_lease_s: int | None
     seed: int
     python: str
     timeout_s: float
@@ -166,6 +184,8 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True):
             batched_tokens_max=self.batched_tokens or 0,
             prefix_caching=not self.no_prefix_cache,
             speculation=None if drafts is None else NgramSpeculation(draft_tokens=drafts),
+            kv_role=self.kv_role,
+            kv_lease_s=self.kv_lease_s or 0,
             seed=self.seed,
         )
 

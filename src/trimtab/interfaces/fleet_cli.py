@@ -1,4 +1,4 @@
-"""`trimtab fleet`: one replica more or less in a fleet that serves."""
+"""`trimtab fleet`: one replica more or less, or another role for one, in a fleet that serves."""
 
 import asyncio
 from typing import Final
@@ -6,11 +6,12 @@ from typing import Final
 import click
 import msgspec
 
-from trimtab.core.types import FleetAction
+from trimtab.core.types import FleetAction, Role
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.gateway_ask import ask_gateway
-from trimtab.interfaces.web.fleet import PATH, Asked
+from trimtab.interfaces.web.fleet import PATH, ROLES_PATH, Asked, AskedRole
 from trimtab.runtime.resize import Resized
+from trimtab.runtime.role_keeper import RoleChanged
 
 WAIT_S_MAX: Final = 300.0
 """A replica starts within a minute or two and drains within one."""
@@ -24,7 +25,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as
 
 @click.group()
 def fleet() -> None:
-    """Add a replica to a fleet that serves, or remove one.
+    """Add a replica to a fleet that serves, remove one, or give one another role.
 
     Off loopback the gateway needs the token in TRIMTAB_ADMIN_TOKEN.
     """
@@ -55,6 +56,28 @@ def remove(replica: str, url: str, force: bool, as_json: bool) -> None:
     Exit codes: 0 it has left, 1 refused or it did not drain (it serves on), 2 usage.
     """
     _print(url, Asked(action=FleetAction.REMOVE, replica=replica, force=force), as_json=as_json)
+
+
+@fleet.command()
+@click.argument("replica")
+@click.argument("role", type=click.Choice([each.value for each in Role]))
+@URL
+@JSON
+@friendly
+def role(replica: str, role: str, url: str, as_json: bool) -> None:
+    """Let REPLICA prefill for the others (prefill), or take whole requests again (mixed or decode).
+
+    It drains and waits for its hand-overs first. While a lever is proven roles stay.
+
+    Exit codes: 0 done, 1 refused or it did not drain (it serves on as before), 2 usage.
+    """
+    body = msgspec.json.encode(AskedRole(replica=replica, role=Role(role)))
+    done = asyncio.run(ask_gateway(url, ROLES_PATH, body, RoleChanged, wait_s=WAIT_S_MAX))
+    if as_json:
+        click.echo(msgspec.json.encode(done).decode())
+        return
+    roles = ", ".join(f"{name} {each.value}" for name, each in done.roles.items())
+    click.echo(f"{done.replica} serves as {done.role.value} now; roles: {roles}")
 
 
 def _print(url: str, asked: Asked, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from trimtab.core.columns import FleetColumns, Floats
 from trimtab.core.decision import FleetView, ReplicaView, columns_for, glance, listed, with_work
+from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.flights import Admission, Flight, Work
 from trimtab.policies.members import Members
@@ -55,6 +56,8 @@ class LoadState:
         slots: int,
         speculating: bool = False,
         started_at_s: float = 0.0,
+        kv_key: str = "",
+        labels: ReplicaLabels = NO_LABELS,
     ) -> None:
         """Take in what the fleet says of a replica; requests in flight on it stay counted."""
         told = ReplicaView(
@@ -66,6 +69,8 @@ class LoadState:
             slots=slots,
             speculating=speculating,
             started_at_s=started_at_s,
+            kv_key=kv_key,
+            labels=labels,
         )
         before, self._told = self._members.put(told), None
         if before is None or self._stale:
@@ -278,6 +283,11 @@ class LoadState:
             at = None if self._stale else self._columns.place(id_)
             if at is not None:
                 self._columns.set_ready(at, self._members.is_ready(id_))
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether the fleet has replicas that prefill for others, ready or not."""
+        return self._members.has_prefill()
 
     def prefill_pool(self, most: int) -> list[tuple[str, float]]:
         """Return the ready prefill replicas with the prompt tokens before each; of many those with the fewest."""

@@ -22,13 +22,16 @@ decodes behind prefill chunks as in Agrawal et al., "Sarathi-Serve", 2024.
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from trimtab.core.cost import CostModel
+from trimtab.core.handover import PrefillDecision as PrefillDecision
+from trimtab.core.handover import PrefillPlace as PrefillPlace
+from trimtab.core.handover import PrefillPrediction as PrefillPrediction
+from trimtab.core.handover import PrefillReason as PrefillReason
 
 CORRECTION_LIMITS: Final = (0.5, 2.0)
 CORRECTION_SMOOTHING: Final = 0.1
@@ -37,29 +40,6 @@ ANSWER_TOKENS_MIN: Final = 2
 
 CANDIDATES_MAX: Final = 8
 """Prefill replicas that a decision keeps: those with the best predictions."""
-
-
-class PrefillPlace(StrEnum):
-    """Where a prompt is prefilled."""
-
-    LOCAL = "local"
-    REMOTE = "remote"
-
-
-class PrefillReason(StrEnum):
-    """Why a prompt is prefilled where it is. Closed: a new rule needs a new reason."""
-
-    CACHED = "cached"
-    SHORT_PROMPT = "short_prompt"
-    SHORT_ANSWER = "short_answer"
-    NO_PREFILL_REPLICA = "no_prefill_replica"
-    KV_KEYS_DIFFER = "kv_keys_differ"
-    UNKNOWN_COST = "unknown_cost"
-    UNKNOWN_TRANSFER = "unknown_transfer"
-    AFTER_FAILURE = "after_failure"
-    AS_TOLD = "as_told"
-    LOCAL_FASTER = "local_faster"
-    REMOTE_FASTER = "remote_faster"
 
 
 class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,12 +55,16 @@ class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that routing has given its decode side. `output_tokens` None: its answer's length is unknown."""
+    """A request that routing has given its decode side. `output_tokens` None: its answer's length is unknown.
+
+    `can_travel`: whether KV could stand for its prompt at all (one prompt, one answer, nothing asked of the prompt).
+    """
 
     request_id: str
     prompt_tokens: int
     output_tokens: int | None = None
     failed_before: bool = False
+    can_travel: bool = True
 
 
 class DecodeSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +81,7 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that prefills only. `setup_ms`, `transfer_ms_per_token`: of its link to the decode side.
 
     `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's.
+    `sends_whole`: it sends all of a prompt's KV, also what the decode side holds. `nearness`: of the two, 0 is nearest.
     """
 
     replica: str
@@ -107,35 +92,8 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms_per_token: float | None
     transfers: int = 0
     pairs: bool = True
-
-
-class PrefillPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """One side's milliseconds, `terms` summing to `ms`; `stall` is others' delay, the rest the request's own."""
-
-    replica: str
-    terms: dict[str, float]
-
-    @property
-    def ms(self) -> float:
-        """All of it, as sides are compared."""
-        return sum(self.terms.values())
-
-    @property
-    def own_ms(self) -> float:
-        """What the request itself waits, which is what an outcome can be compared with."""
-        return self.ms - self.terms.get("stall", 0.0)
-
-
-class PrefillDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prompt is prefilled and why; `local` and `remote` (the best pool member) None where not predicted."""
-
-    request_id: str
-    place: PrefillPlace
-    replica: str
-    reason: PrefillReason
-    local: PrefillPrediction | None = None
-    remote: PrefillPrediction | None = None
-    others: tuple[PrefillPrediction, ...] = ()
+    sends_whole: bool = False
+    nearness: int = 0
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +121,7 @@ def decide(
     rules: PrefillRules,
     corrections: Corrections = UNCORRECTED,
 ) -> PrefillDecision:
-    """Decide for one request; ties between prefill replicas go to the lower id."""
+    """Decide for one request; ties between prefill replicas go to the nearer one, then to the lower id."""
     uncached = request.prompt_tokens - decode.held_tokens
     refusal = _refusal(request, uncached, rules)
     if refusal is not None:
@@ -171,10 +129,11 @@ def decide(
     if decode.cost is None:
         return _local(request, decode, PrefillReason.UNKNOWN_COST)
     local = _predict_local(decode, decode.cost, uncached, rules, corrections)
+    near = {side.replica: side.nearness for side in pool}
     found = [_predict_remote(request, decode, side, corrections) for side in pool]
     able = sorted(
         (one for one in found if isinstance(one, PrefillPrediction)),
-        key=lambda one: (one.ms, one.replica),
+        key=lambda one: (one.ms, near[one.replica], one.replica),
     )
     if not able:
         reasons = [one for one in found if isinstance(one, PrefillReason)]
@@ -230,6 +189,8 @@ def stall_ms(cost: CostModel, tokens: float, chunk_tokens: int) -> float:
 def _refusal(request: PrefillRequest, uncached: int, rules: PrefillRules) -> PrefillReason | None:
     if request.failed_before:
         return PrefillReason.AFTER_FAILURE
+    if not request.can_travel:
+        return PrefillReason.CANNOT_TRAVEL
     if rules.always is not None:
         return PrefillReason.AS_TOLD if rules.always is PrefillPlace.LOCAL else None
     if request.prompt_tokens <= rules.chunk_tokens:
@@ -285,7 +246,7 @@ def _predict_remote(
     if side.setup_ms is None or side.transfer_ms_per_token is None:
         return PrefillReason.UNKNOWN_TRANSFER
     factor = corrections.remote
-    moved = request.prompt_tokens - decode.held_tokens
+    moved = request.prompt_tokens - (0 if side.sends_whole else decode.held_tokens)
     computed = max(1, request.prompt_tokens - side.held_tokens)
     return PrefillPrediction(
         replica=side.replica,

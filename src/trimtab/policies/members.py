@@ -15,6 +15,7 @@ class Members:
         self._ready: tuple[str, ...] | None = None
         self._could_serve: tuple[str, ...] | None = None
         self._prefilling: tuple[str, ...] | None = None
+        self._has_prefill: bool | None = None
 
     def put(self, replica: ReplicaView) -> ReplicaView | None:
         """Take in what the fleet says of a replica; return what it said before."""
@@ -32,6 +33,7 @@ class Members:
 
     def _forget_lists(self) -> None:
         self._ready = self._could_serve = self._prefilling = None
+        self._has_prefill = None
 
     def ready(self) -> tuple[str, ...]:
         """Return the ids of the replicas that take new requests, in order."""
@@ -48,18 +50,26 @@ class Members:
         return self._could_serve
 
     def prefilling(self) -> tuple[str, ...]:
-        """Return the ids of the ready replicas that prefill for others, in order."""
+        """Return the ids of the ready replicas that prefill for others and are not left out, in order."""
         if self._prefilling is None:
             self._prefilling = tuple(
-                id_ for id_ in self.could_serve() if self.by_id[id_].role is Role.PREFILL
+                id_
+                for id_ in self.could_serve()
+                if self.by_id[id_].role is Role.PREFILL and id_ not in self._ejected
             )
         return self._prefilling
+
+    def has_prefill(self) -> bool:
+        """Whether any replica prefills for others, ready or not."""
+        if self._has_prefill is None:
+            self._has_prefill = any(one.role is Role.PREFILL for one in self.by_id.values())
+        return self._has_prefill
 
     def eject(self, ids: frozenset[str]) -> frozenset[str]:
         """Leave these replicas out, and no others; return the ids for which that is news."""
         changed = ids ^ self._ejected
         if changed:
-            self._ejected, self._ready = ids, None
+            self._ejected, self._ready, self._prefilling = ids, None, None
         return changed & self.by_id.keys()
 
     def is_ready(self, id_: str) -> bool:

@@ -8,9 +8,11 @@ Failure mode: a pair that never handed anything over has the rate it was told, o
 
 from typing import Final
 
-import msgspec
-
 from trimtab.core.cost import CostModel
+from trimtab.core.decision import ReplicaView
+from trimtab.core.handover import NO_LABELS
+from trimtab.policies.links import LinkRate as LinkRate
+from trimtab.policies.links import Links, Nearness, Passage, nearness
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.local_prefill import (
     Corrections,
@@ -25,17 +27,8 @@ from trimtab.policies.local_prefill import (
 )
 from trimtab.policies.router import Routed
 
-RATE_SMOOTHING: Final = 0.2
 POOL_LOOKED_AT: Final = 16
 """Prefill replicas that a decision weighs: those with the fewest prompt tokens before them."""
-
-
-class LinkRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hand-over costs between two replicas: set-up, and milliseconds per token when it is alone on its link."""
-
-    setup_ms: float
-    ms_per_token: float
-    samples: int = 0
 
 
 class PrefillPool:
@@ -48,17 +41,23 @@ class PrefillPool:
         *,
         cost: CostModel | None,
         told: LinkRate | None = None,
+        sends_whole: bool = False,
     ) -> None:
-        """Take the load state; `told`: the rate of pairs that have not handed anything over yet."""
+        """Take the load state; `told`: the rate of pairs that have not handed anything over yet.
+
+        `sends_whole`: a hand-over moves all of a prompt's KV, also what the decode side holds.
+        """
         self.load = load
         self.rules = rules
         self.cost = cost
         self.corrections = Corrections()
-        self._told = told
-        self._rates: dict[tuple[str, str], LinkRate] = {}
+        self.links = Links(told)
+        self._sends_whole = sends_whole
         self._moving: dict[str, int] = {}
 
-    def choose(self, routed: Routed, *, failed_before: bool = False) -> PrefillDecision:
+    def choose(
+        self, routed: Routed, *, failed_before: bool = False, can_travel: bool = True
+    ) -> PrefillDecision:
         """Decide where the prompt of a routed request is prefilled; its decode side is where routing sent it."""
         assert routed.replica is not None
         decode = routed.replica
@@ -68,6 +67,7 @@ class PrefillPool:
             prompt_tokens=routed.prompt_tokens,
             output_tokens=routed.request.output_tokens_expected,
             failed_before=failed_before,
+            can_travel=can_travel,
         )
         # Routing looked before it counted this request, so its own prompt is not among those before it.
         side = DecodeSide(
@@ -81,13 +81,15 @@ class PrefillPool:
         uncached = routed.prompt_tokens - side.held_tokens
         if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
             pool = [
-                self._side(one, decode.id, held.by(one), queued)
+                self._side(one, decode, held.by(one), queued)
                 for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)
             ]
         return decide(request, side, pool, self.rules, self.corrections)
 
-    def _side(self, replica: str, decode: str, held: int, queued: float) -> PrefillSide:
-        rate = self._rates.get((replica, decode), self._told)
+    def _side(self, replica: str, decode: ReplicaView, held: int, queued: float) -> PrefillSide:
+        known = self.load.replica(replica)
+        near = nearness(NO_LABELS if known is None else known.labels, decode.labels)
+        rate = self.links.rate(replica, decode.id, near)
         return PrefillSide(
             replica=replica,
             held_tokens=held,
@@ -96,6 +98,9 @@ class PrefillPool:
             setup_ms=None if rate is None else rate.setup_ms,
             transfer_ms_per_token=None if rate is None else rate.ms_per_token,
             transfers=self._moving.get(replica, 0),
+            pairs=known is not None and bool(known.kv_key) and known.kv_key == decode.kv_key,
+            sends_whole=self._sends_whole,
+            nearness=near,
         )
 
     def sent(self, decision: PrefillDecision) -> None:
@@ -108,21 +113,22 @@ class PrefillPool:
         self._moving[decision.replica] -= 1
 
     def moved(
-        self, decision: PrefillDecision, decode: str, *, tokens: float, setup_ms: float, ms: float
+        self,
+        decision: PrefillDecision,
+        decode: str,
+        *,
+        tokens: float,
+        setup_ms: float,
+        ms: float,
+        size_bytes: float | None = None,
     ) -> None:
         """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
-        if tokens <= 0.0:
-            return
-        key, sample = (decision.replica, decode), ms / tokens
-        before = self._rates.get(key, self._told)
-        if before is None:
-            self._rates[key] = LinkRate(setup_ms=setup_ms, ms_per_token=sample, samples=1)
-            return
-        self._rates[key] = LinkRate(
-            setup_ms=before.setup_ms + RATE_SMOOTHING * (setup_ms - before.setup_ms),
-            ms_per_token=before.ms_per_token + RATE_SMOOTHING * (sample - before.ms_per_token),
-            samples=before.samples + 1,
-        )
+        seen = Passage(tokens=tokens, setup_ms=setup_ms, transfer_ms=ms, bytes=size_bytes)
+        source, target = self.load.replica(decision.replica), self.load.replica(decode)
+        near = Nearness.UNKNOWN
+        if source is not None and target is not None:
+            near = nearness(source.labels, target.labels)
+        self.links.learn(decision.replica, decode, near, seen)
 
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:
         """Score a decision by how long its request waited for its first token."""

@@ -6,16 +6,24 @@ holds:
     unknown, or a change under way             hold
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
+    decode needs, prefill has little to do     more decode, however late first tokens are (the last one: merge)
     decode needs, long prompts stall it        more prefill: TPOT that rises for prompts beside it is no want of decode
-    prefill needs, decode stands N / (N - 1)   more prefill (from none: split, if enough long prompts are about)
+    prefill needs, decode stands N / (N - 1)   more prefill, if its replicas are at work (from none: split)
     decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
 Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
 one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from about w = 1 on; `long_share_min` is that mark.
 
-A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`.
+A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`, and
+from prefill only if the work sent there keeps the rest busy for at most `work_high` of the time; another prefill
+replica comes only where those there are busy for `work_low` of it.
 A rule must hold for `ticks` ticks in a row, and after a change nothing moves for `cooldown_s` (longer than the time to
-change plus the window), twice as long for each change that took the last one back, up to eight times.
+change plus the window), twice as long for each change that took the last one back, up to eight times. No more than
+`changes_per_hour` times the replicas change within an hour, whatever happens.
+
+Transfers that take more than `transfer_high` of the TTFT target move no role: the mark from which prompts travel
+doubles (`local_factor`, up to eight times, halved again below half of it), and a nearer pair and a lower KV precision
+are proposed.
 
 Failure modes: a target that an idle replica hardly meets (TPOT near a lone stream's) never lets roles merge; a
 P90 over few requests jumps, hence `samples_min`; traffic that turns faster than the cool-down is followed late.
@@ -24,49 +32,37 @@ Source: windowed P90 over target with a band, as in the role controllers of prod
 NVIDIA Dynamo's planner); N / (N - 1) is `levers.replicas`' rule for taking a replica away.
 """
 
-from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from trimtab.core.roles import RoleAction as RoleAction
+from trimtab.core.roles import RoleAdvice as RoleAdvice
+from trimtab.core.roles import RoleReason as RoleReason
+from trimtab.core.roles import RolesDecision as RolesDecision
+from trimtab.core.roles import RolesSeen as RolesSeen
+
 RATIO_MAX: Final = 2.0
 BACK_OFF_MAX: Final = 8.0
+LOCAL_FACTOR_MAX: Final = 8.0
+HOUR_S: Final = 3600.0
+FEW_IDLE: Final = 0.5
+"""Part of `work_low` below which the last prefill replica may go: well below where another one would be asked for."""
 
-
-class RoleAction(StrEnum):
-    """What to do next. A replica changes role by draining first."""
-
-    HOLD = "hold"
-    SPLIT = "split"
-    MORE_PREFILL = "more_prefill"
-    MORE_DECODE = "more_decode"
-    MERGE = "merge"
-
-
-class RoleReason(StrEnum):
-    """Why roles move or stay. Closed: a new rule needs a new reason."""
-
-    UNKNOWN = "unknown"
-    MOVING = "moving"
-    COOLING_DOWN = "cooling_down"
-    NOT_YET = "not_yet"
-    WITHIN_BAND = "within_band"
-    DECODE_FULL = "decode_full"
-    PREFILL_NEEDS = "prefill_needs"
-    DECODE_NEEDS = "decode_needs"
-    LONG_PROMPTS_STALL = "long_prompts_stall"
-    BOTH_NEED = "both_need"
-    BOTH_LOW = "both_low"
-    REST_TOO_BUSY = "rest_too_busy"
-    FEW_LONG_PROMPTS = "few_long_prompts"
-    LAST_OF_ITS_ROLE = "last_of_its_role"
+TRANSFER_ADVICE: Final = (
+    RoleAdvice.HIGHER_LOCAL_THRESHOLD,
+    RoleAdvice.NEARER_PAIR,
+    RoleAdvice.LOWER_KV_PRECISION,
+)
 
 
 class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the control is told. Times in seconds; shares and ratios from 0.
 
     `long_share_min`: replicas' worth of long prompts on the decode side from which they are worth a prefill replica.
+    `work_low`, `work_high`: busy share of prefill replicas from which another may come, up to which one may go.
+    `changes_per_hour`: role changes of a replica, mean over all; `transfer_high`: part of the TTFT target.
     """
 
     act_above: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.55
@@ -78,32 +74,17 @@ class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cooldown_s: Annotated[float, Meta(ge=0.0)] = 180.0
     ticks: Annotated[int, Meta(ge=1)] = 3
     samples_min: Annotated[int, Meta(ge=1)] = 10
-
-
-class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tick sees. None is unknown and freezes; milliseconds are the P90 of requests that ended lately.
-
-    `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
-    `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
-    `local_work`: replicas that long prompts kept at work lately on the decode side.
-    """
-
-    at_s: float
-    prefill: int
-    decode: int
-    moving: int
-    ttft_ms_p90: float | None
-    ttft_target_ms: float
-    tpot_ms_p90: float | None
-    tpot_target_ms: float
-    samples: int
-    kv_used_share: float | None
-    preemptions: int | None
-    local_work: float | None
+    work_low: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.30
+    work_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.60
+    changes_per_hour: Annotated[float, Meta(gt=0.0)] = 2.0
+    transfer_high: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.25
 
 
 class RolesState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control remembers. `ratios`: (time, TTFT ratio, TPOT ratio) of the ticks within the window."""
+    """What the control remembers. `ratios`: (time, TTFT ratio, TPOT ratio) of the ticks within the window.
+
+    `changes`: times of changes within the last hour; `local_factor`: times the mark from which prompts travel.
+    """
 
     ratios: tuple[tuple[float, float, float], ...] = ()
     wanted: RoleAction = RoleAction.HOLD
@@ -111,38 +92,52 @@ class RolesState(msgspec.Struct, frozen=True, kw_only=True):
     moved_at_s: float | None = None
     last: RoleAction = RoleAction.HOLD
     back_off: float = 1.0
-
-
-class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do and why; `ttft_ratio`, `tpot_ratio`: the windowed s of both phases, None where unknown."""
-
-    at_s: float
-    action: RoleAction
-    reason: RoleReason
-    ttft_ratio: float | None = None
-    tpot_ratio: float | None = None
+    changes: tuple[float, ...] = ()
+    local_factor: float = 1.0
+    factored_at_s: float | None = None
 
 
 def control(
     state: RolesState, seen: RolesSeen, rules: RoleRules
 ) -> tuple[RolesState, RolesDecision]:
     """Take in one tick; return the new state and what to do now."""
-    state = _remembered(state, seen, rules)
+    state = _with_transfers(_remembered(state, seen, rules), seen, rules)
     s_prefill, s_decode = _means(state)
-    if s_prefill is None or s_decode is None or _is_unknown(seen, rules):
-        return _held(state, seen, RoleReason.UNKNOWN, s_prefill, s_decode)
-    wanted, reason = _wanted(seen, s_prefill, s_decode, rules)
-    if wanted is RoleAction.HOLD:
-        return _held(state, seen, reason, s_prefill, s_decode)
+    wanted, reason = RoleAction.HOLD, RoleReason.UNKNOWN
+    if s_prefill is not None and s_decode is not None and not _is_unknown(seen, rules):
+        wanted, reason = _wanted(seen, s_prefill, s_decode, rules)
     streak = state.streak + 1 if wanted is state.wanted else 1
-    state = msgspec.structs.replace(state, wanted=wanted, streak=streak)
-    if streak < rules.ticks:
-        return state, _decision(seen, RoleAction.HOLD, RoleReason.NOT_YET, s_prefill, s_decode)
+    state = msgspec.structs.replace(
+        state, wanted=wanted, streak=0 if wanted is RoleAction.HOLD else streak
+    )
+    if wanted is not RoleAction.HOLD:
+        waits = _waits(state, seen, rules)
+        if waits is None:
+            state = _moved(state, seen, wanted)
+        else:
+            wanted, reason = RoleAction.HOLD, waits
+    return state, RolesDecision(
+        at_s=seen.at_s,
+        action=wanted,
+        reason=reason,
+        ttft_ratio=s_prefill,
+        tpot_ratio=s_decode,
+        local_factor=state.local_factor,
+        advice=TRANSFER_ADVICE if state.local_factor > 1.0 else (),
+    )
+
+
+def _waits(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RoleReason | None:
+    """Return why a move that is wanted is not made yet, None if it is made now."""
+    if state.streak < rules.ticks:
+        return RoleReason.NOT_YET
     quiet_s = rules.cooldown_s * state.back_off
     if state.moved_at_s is not None and seen.at_s - state.moved_at_s < quiet_s:
-        waiting = RoleReason.COOLING_DOWN
-        return state, _decision(seen, RoleAction.HOLD, waiting, s_prefill, s_decode)
-    return _moved(state, seen, wanted, rules), _decision(seen, wanted, reason, s_prefill, s_decode)
+        return RoleReason.COOLING_DOWN
+    replicas = seen.prefill + seen.decode + seen.moving
+    if len(state.changes) + 1 > rules.changes_per_hour * replicas:
+        return RoleReason.CHANGES_SPENT
+    return None
 
 
 def _remembered(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RolesState:
@@ -154,7 +149,25 @@ def _remembered(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RolesSt
             min(seen.tpot_ms_p90 / seen.tpot_target_ms, RATIO_MAX),
         )
         kept = (*kept, now)
-    return msgspec.structs.replace(state, ratios=kept)
+    changes = tuple(at_s for at_s in state.changes if at_s > seen.at_s - HOUR_S)
+    return msgspec.structs.replace(state, ratios=kept, changes=changes)
+
+
+def _with_transfers(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RolesState:
+    """Move the mark from which prompts travel, at most once a window, by what hand-overs took."""
+    before, moved_at_s = state.local_factor, state.factored_at_s
+    if moved_at_s is not None and seen.at_s - moved_at_s < rules.window_s:
+        return state
+    share = None if seen.transfer_ms_p90 is None else seen.transfer_ms_p90 / seen.ttft_target_ms
+    factor = before
+    if share is not None and share > rules.transfer_high:
+        factor = min(LOCAL_FACTOR_MAX, before * 2.0)
+    elif share is None or share < 0.5 * rules.transfer_high:
+        # With nothing handed over nobody knows: the mark comes down until something travels again.
+        factor = max(1.0, before / 2.0)
+    if factor == before:
+        return state
+    return msgspec.structs.replace(state, local_factor=factor, factored_at_s=seen.at_s)
 
 
 def _means(state: RolesState) -> tuple[float | None, float | None]:
@@ -175,6 +188,7 @@ def _is_unknown(seen: RolesSeen, rules: RoleRules) -> bool:
         or seen.kv_used_share is None
         or seen.preemptions is None
         or seen.local_work is None
+        or seen.ahead_work is None
     )
 
 
@@ -197,6 +211,9 @@ def _wanted(
     if seen.prefill == 0:
         # Whole requests: prompts that stall answers show in both phases, and only a split can tell them apart.
         return _split(seen, needs_prefill or needs_decode, rules)
+    if needs_decode and _is_idle(seen, rules):
+        # Prompts are computed beside answers all the same: what prefills has nothing to do and can answer.
+        return _from_idle(seen, rules)
     if needs_decode and seen.local_work >= rules.long_share_min and seen.decode > 1:
         return RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL
     if needs_prefill and needs_decode and s_decode * 1.5 > s_prefill and s_prefill * 1.5 > s_decode:
@@ -234,16 +251,36 @@ def _more_prefill(
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
     if not _stands(s_decode, seen.decode, rules.rest_below):
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
+    if _is_idle(seen, rules):
+        # First tokens are late for another reason: more replicas that prefill would have nothing to do.
+        return RoleAction.HOLD, RoleReason.PREFILL_IDLE
     return RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS
+
+
+def _is_idle(seen: RolesSeen, rules: RoleRules) -> bool:
+    assert seen.ahead_work is not None
+    return seen.ahead_work < rules.work_low * seen.prefill
+
+
+def _from_idle(seen: RolesSeen, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
+    assert seen.ahead_work is not None
+    if seen.prefill > 1:
+        return RoleAction.MORE_DECODE, RoleReason.PREFILL_IDLE
+    if seen.ahead_work < FEW_IDLE * rules.work_low:
+        return RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS
+    return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
 
 
 def _more_decode(
     seen: RolesSeen, s_prefill: float, rules: RoleRules
 ) -> tuple[RoleAction, RoleReason]:
-    # The last prefill replica may go only where whole requests are fine, which is what a merge asks.
+    assert seen.ahead_work is not None
     if seen.prefill < 2:
+        # The last prefill replica may go only where whole requests are fine.
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
     if not _stands(s_prefill, seen.prefill, rules.rest_below):
+        return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
+    if seen.ahead_work > rules.work_high * (seen.prefill - 1):
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
     return RoleAction.MORE_DECODE, RoleReason.DECODE_NEEDS
 
@@ -256,35 +293,16 @@ def _stands(ratio: float, replicas: int, below: float) -> bool:
 _TOWARDS_DECODE: Final = frozenset({RoleAction.MORE_DECODE, RoleAction.MERGE})
 
 
-def _moved(state: RolesState, seen: RolesSeen, action: RoleAction, rules: RoleRules) -> RolesState:
+def _moved(state: RolesState, seen: RolesSeen, action: RoleAction) -> RolesState:
     was, now = state.last in _TOWARDS_DECODE, action in _TOWARDS_DECODE
     takes_back = state.last is not RoleAction.HOLD and was is not now
-    back_off = min(BACK_OFF_MAX, state.back_off * 2.0) if takes_back else 1.0
-    return RolesState(moved_at_s=seen.at_s, last=action, back_off=back_off)
-
-
-def _held(
-    state: RolesState,
-    seen: RolesSeen,
-    reason: RoleReason,
-    s_prefill: float | None,
-    s_decode: float | None,
-) -> tuple[RolesState, RolesDecision]:
-    rested = msgspec.structs.replace(state, wanted=RoleAction.HOLD, streak=0)
-    return rested, _decision(seen, RoleAction.HOLD, reason, s_prefill, s_decode)
-
-
-def _decision(
-    seen: RolesSeen,
-    action: RoleAction,
-    reason: RoleReason,
-    s_prefill: float | None,
-    s_decode: float | None,
-) -> RolesDecision:
-    return RolesDecision(
-        at_s=seen.at_s,
-        action=action,
-        reason=reason,
-        ttft_ratio=s_prefill,
-        tpot_ratio=s_decode,
+    return msgspec.structs.replace(
+        state,
+        ratios=(),
+        wanted=RoleAction.HOLD,
+        streak=0,
+        moved_at_s=seen.at_s,
+        last=action,
+        back_off=min(BACK_OFF_MAX, state.back_off * 2.0) if takes_back else 1.0,
+        changes=(*state.changes, seen.at_s),
     )

@@ -27,6 +27,7 @@ def with_slice(
         block_s=record.ramp.block_s,
         edge_s=record.ramp.edge_s,
         cuts=record.cuts,
+        roles=record.prefill > 0,
     )
     return msgspec.structs.replace(plan, candidate=candidate)
 
@@ -54,6 +55,9 @@ def with_adopted(
 ) -> TrafficPlan:
     """Return the plan that gives a lever what it was proven for: a routing policy for all, or replicas for cuts."""
     plan = without_slice(plan)
+    if record.prefill:
+        # Roles are the fleet's own: without a slice they count for all traffic.
+        return plan
     if policy is not None:
         return msgspec.structs.replace(plan, policy=policy)
     wanted = Preference(lever=record.name, cuts=cuts, replicas=replicas)
@@ -65,5 +69,6 @@ def with_lever_off(
 ) -> TrafficPlan:
     """Return the plan without an adopted lever. `routes`: it was a routing policy, so the baseline's comes back."""
     kept = tuple(each for each in plan.preferences if each.lever != record.name)
+    routes = routes and record.prefill == 0
     policy = baseline_policy if routes else plan.policy
     return msgspec.structs.replace(plan, policy=policy, preferences=kept)

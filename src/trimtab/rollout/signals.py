@@ -6,6 +6,8 @@
     draft_coverage            accepted / output tokens
     load_over_bound           part of the views in which a replica's load is over load_bound * mean
     delivered_over_predicted  cached tokens the engines reported / tokens the index promised
+    transfer_share            median over requests sent ahead of transfer / TTFT
+    load_per_replica          requests in flight per ready replica, mean over the views
 
 The batch is a mean over time, not over requests: requests of a burst meet the batch that they make, but few are
 admitted while it lasts. A signal without any sample is None, never 0.
@@ -23,6 +25,7 @@ from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal
 from trimtab.core.record import RequestRecord
+from trimtab.core.types import ReplicaState
 
 IN_FLIGHT_TRIVIAL = 2
 """A replica with fewer requests is not over a load bound, however idle the others are."""
@@ -71,6 +74,8 @@ def signals(
         TriggerSignal.DRAFT_COVERAGE: _coverage(recent),
         TriggerSignal.LOAD_OVER_BOUND: _load_over_bound(seen, watched.load_bound),
         TriggerSignal.DELIVERED_OVER_PREDICTED: _delivered(recent),
+        TriggerSignal.TRANSFER_SHARE: _transfer_share(recent),
+        TriggerSignal.LOAD_PER_REPLICA: _load_per_replica(seen),
     }
 
 
@@ -155,6 +160,24 @@ def _delivered(records: Sequence[RequestRecord]) -> Signal:
     return Signal(
         sum(min(got, all_) for got, all_ in pairs) / predicted if predicted else None, len(pairs)
     )
+
+
+def _transfer_share(records: Sequence[RequestRecord]) -> Signal:
+    shares = [
+        one.phases.transfer_ms / one.ttft_ms
+        for one in records
+        if one.prefill_replica is not None and one.phases.transfer_ms is not None and one.ttft_ms
+    ]
+    return Signal(median(shares) if shares else None, len(shares))
+
+
+def _load_per_replica(views: Sequence[FleetView]) -> Signal:
+    loads = []
+    for view in views:
+        ready = [one for one in view.replicas if one.state is ReplicaState.READY]
+        if ready:
+            loads.append(sum(one.in_flight for one in ready) / len(ready))
+    return Signal(sum(loads) / len(loads) if loads else None, len(loads))
 
 
 def _is_mine(replica: str | None, watched: Watched) -> bool:

@@ -71,6 +71,8 @@ class Member:
             crashes=self.restarts,
             reason=self.reason,
             kv_kept=self.kv_kept,
+            labels=self.server.labels,
+            kv_key=self.identity.kv_key if self.identity else "",
         )
 
     def takes_for_restarted(self, seen: Seen) -> bool:

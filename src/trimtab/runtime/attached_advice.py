@@ -9,10 +9,15 @@ from typing import Final
 
 from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.events import Calibrated, Diagnosed
+from trimtab.core.handover import ReplicaLabels
+from trimtab.core.layout import PlanInputError
+from trimtab.core.links import find_link
 from trimtab.core.served import ServerSample
-from trimtab.diagnosis.served_advice import Outcome, ServedAdvice
-from trimtab.diagnosis.served_facts import ServedFacts
+from trimtab.diagnosis.served_advice import Answer, Outcome, ServedAdvice, Subject
+from trimtab.diagnosis.served_facts import ServedFacts, TransferFacts
+from trimtab.diagnosis.served_rules_transfer import SOCKETS
 from trimtab.diagnosis.traffic_cost import cost_from_traffic, differs
+from trimtab.policies.links import LinkRate
 from trimtab.runtime.served_run import diagnose_scrapes
 from trimtab.runtime.served_sources import Scrape, Source, SourceKind
 from trimtab.runtime.supervisor import System
@@ -22,6 +27,8 @@ LEARN_FROM_S: Final = 600.0
 """Seconds of traffic that costs are learned from."""
 
 SCOPE: Final = "attached servers"
+NOTHING_TOLD: Final = ServedFacts()
+SLOW: Final = frozenset({Answer.TRANSPORT, Answer.DESCRIPTORS, Answer.SET_UP, Answer.BANDWIDTH})
 
 
 class AttachedAdvisor:
@@ -38,13 +45,20 @@ class AttachedAdvisor:
         attached = self._system.attached
         assert attached is not None, "only attached servers are advised about"
         histories, at_s = attached.fleet.histories(), self._system.clock.wall_s()
-        advice = await asyncio.to_thread(advise_attached, histories, at_s=at_s)
+        facts = ServedFacts(transfer=self._transfer_facts())
+        advice = await asyncio.to_thread(advise_attached, histories, at_s=at_s, facts=facts)
         if advice is None:
             return
         event = Diagnosed(diagnosis=advice.diagnosis, scope=SCOPE)
         self._system.ledger.append(event, cause_id=self._system.started_event, durable=True)
         if said := advice_words(advice):
             self._say(f"servers     {said}")
+
+    def _transfer_facts(self) -> TransferFacts | None:
+        """Return what the servers' labels and the hand-overs so far tell of how KV travels."""
+        labels = [info.labels for info in self._system.fleet.infos()]
+        rates = [rate for _, _, rate in self._system.hand_overs.pool.links.rates()]
+        return transfer_facts(labels, rates)
 
     def _learn(self) -> None:
         """Route by what traffic shows, once it shows something else than before."""
@@ -60,7 +74,10 @@ class AttachedAdvisor:
 
 
 def advise_attached(
-    histories: Sequence[tuple[str, tuple[ServerSample, ...]]], *, at_s: float
+    histories: Sequence[tuple[str, tuple[ServerSample, ...]]],
+    *,
+    at_s: float,
+    facts: ServedFacts = NOTHING_TOLD,
 ) -> ServedAdvice | None:
     """Diagnose the recent pages of servers, each with its id; None without two pages of one server.
 
@@ -73,20 +90,52 @@ def advise_attached(
     ]
     if not scrapes:
         return None
-    return diagnose_scrapes(scrapes, ServedFacts(), at_s=at_s).advice
+    return diagnose_scrapes(scrapes, facts, at_s=at_s).advice
+
+
+def transfer_facts(
+    labels: Sequence[ReplicaLabels], rates: Sequence[LinkRate]
+) -> TransferFacts | None:
+    """Return what is known of how KV travels: by labels where all servers agree, by the first hand-overs; or None."""
+    hosts, links = {one.host for one in labels}, {one.link for one in labels}
+    link = links.pop() if len(links) == 1 else ""
+    firsts = [rate.connection_ms for rate in rates if rate.connection_ms is not None]
+    facts = TransferFacts(
+        link_bytes_per_s=_link_rate(link),
+        transport=next((one for one in SOCKETS if link.lower().startswith(one)), None),
+        same_node=None if "" in hosts or not hosts else len(hosts) == 1,
+        first_ms=max(firsts, default=None),
+    )
+    return None if facts == TransferFacts() else facts
+
+
+def _link_rate(name: str) -> float | None:
+    try:
+        return find_link(name).bytes_per_s if name else None
+    except PlanInputError:
+        return None
 
 
 def advice_words(advice: ServedAdvice) -> str:
-    """Say in one line what binds and what would relieve it; empty where that cannot be told."""
+    """Say in one line what binds, what would relieve it, and why transfers are slow; empty where that is not told."""
+    slow = _slow_transfers(advice)
     if advice.binding is None:
-        return ""
+        return slow
     binding = advice.binding
     said = f"{binding.phase.value} is bound by {binding.resource.value}: {binding.because}"
     wanted = [each for each in advice.proposals if each.premise_holds is not False]
+    said = f"{said}. {slow}" if slow else said
     if advice.outcome is Outcome.HEALTHY or not wanted:
         return said
     moves = (_proposal(each.lever, each.gain_share_max) for each in wanted[:PROPOSALS_SAID_MAX])
     return f"{said}. For whoever runs the servers: {'; '.join(moves)}"
+
+
+def _slow_transfers(advice: ServedAdvice) -> str:
+    found = advice.judgement(Subject.TRANSFER)
+    if found is None or found.answer not in SLOW:
+        return ""
+    return f"transfers of KV are bound by {found.answer.value}: {found.because}"
 
 
 def _proposal(lever: str, gain_share_max: float | None) -> str:

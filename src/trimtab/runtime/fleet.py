@@ -11,54 +11,18 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from trimtab.core.config import Config, FleetConfig
-from trimtab.core.events import KVMoved, ReplicaChanged, ReplicaCrashed
-from trimtab.core.ports import Clock, LaunchError, LedgerSink, Placement, SavedKV
+from trimtab.core.events import ReplicaCrashed
+from trimtab.core.ports import Clock, LaunchError, LedgerSink, SavedKV
 from trimtab.core.revision import Revision
 from trimtab.core.types import ReplicaState, Role
+from trimtab.runtime.fleet_member import Member, changed, moved_kv, settled_roles
+from trimtab.runtime.fleet_member import ReplicaInfo as ReplicaInfo
 from trimtab.runtime.replica_launcher import ReplicaLauncher, process_runs
 from trimtab.runtime.resume import STOPPED_WITH_FLEET
 
 _DRAIN_POLL_S: Final = 0.02
-
-
-class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica at one moment. `url`: where it serves, or served last; `kv_kept`: slots lived through a restart."""
-
-    id: str
-    state: ReplicaState
-    revision: Revision
-    role: Role
-    url: str
-    pid: int | None
-    threads: int
-    started_at_s: float
-    crashes: int
-    reason: str
-    kv_kept: bool = False
-
-
-class _Member:
-    """The changing part of one replica."""
-
-    def __init__(self, placement: Placement, revision: Revision) -> None:
-        self.placement = placement
-        self.revision = revision
-        self.state = ReplicaState.STARTING
-        self.url = f"http://{placement.host}:{placement.port}"
-        self.lock = asyncio.Lock()
-        self.generation = 0
-        self.crashes = 0
-        self.started_at_s = 0.0
-        self.ready_mono_s = 0.0
-        self.reason = ""
-        self.kv_kept = False
-
-    @property
-    def id(self) -> str:
-        return self.placement.replica
+_NO_ROLES: Final[Mapping[str, Role]] = {}
 
 
 class Fleet:
@@ -84,7 +48,7 @@ class Fleet:
         self._clock = clock
         self._on_change = on_change
         self._in_flight = in_flight
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -103,7 +67,7 @@ class Fleet:
             id=member.id,
             state=member.state,
             revision=member.revision,
-            role=Role.MIXED,
+            role=member.role,
             url=member.url,
             pid=self._launcher.pid(replica),
             threads=member.placement.threads,
@@ -118,13 +82,21 @@ class Fleet:
         return tuple(self.info(replica) for replica in self._members)
 
     async def start(
-        self, revisions: Mapping[str, Revision], *, cause_id: str | None = None
+        self,
+        revisions: Mapping[str, Revision],
+        *,
+        roles: Mapping[str, Role] = _NO_ROLES,
+        cause_id: str | None = None,
     ) -> None:
-        """Start all replicas at once; raises `LaunchError`, everything stopped, if one cannot be had."""
+        """Start all replicas at once; raises `LaunchError`, everything stopped, if one cannot be had.
+
+        `roles`: those that are not mixed.
+        """
         placements = self._launcher.place(tuple(revisions))
         for placement in placements:
-            member = _Member(placement, revisions[placement.replica])
-            self._members[member.id] = member
+            name = placement.replica
+            self._members[name] = Member(placement, revisions[name], roles.get(name, Role.MIXED))
+        for member in self._members.values():
             self._move(member, ReplicaState.STARTING, "first start", cause_id)
         outcomes = await asyncio.gather(
             *(self._launch(member, cause_id) for member in self._members.values()),
@@ -143,7 +115,7 @@ class Fleet:
         if self._stopping or replica in self._members:
             why = "the fleet is stopping" if self._stopping else "there is one of that name"
             raise LaunchError(f"replica {replica} was not added: {why}")
-        member = _Member(self._launcher.place((*self._members, replica))[-1], revision)
+        member = Member(self._launcher.place((*self._members, replica))[-1], revision)
         self._members[replica] = member
         async with member.lock:
             self._move(member, ReplicaState.STARTING, "one more replica", cause_id)
@@ -167,7 +139,7 @@ class Fleet:
             await self._launcher.stop(replica, grace_s=self._config.stop_grace_s)
             self._leave(member, "left the fleet", cause_id)
 
-    def _leave(self, member: _Member, reason: str, cause_id: str | None) -> None:
+    def _leave(self, member: Member, reason: str, cause_id: str | None) -> None:
         member.generation += 1
         self._move(member, ReplicaState.STOPPED, reason, cause_id)
         del self._members[member.id]
@@ -218,21 +190,62 @@ class Fleet:
         async with member.lock:
             if self._stopping:
                 raise LaunchError(f"replica {replica} was not restarted: the fleet is stopping")
-            saved = None
             if member.state is ReplicaState.READY:
-                await self._drain(
-                    member, drain_timeout_s, cause_id, "restart into another revision"
-                )
-                saved = await self._save(member, revision, keep_kv, cause_id)
-            member.generation += 1
-            try:
-                await self._replace(member, revision, saved, cause_id)
-            finally:
-                if saved is not None:
-                    self._launcher.discard_kv(saved)
+                why = "restart into another revision"
+                await self._drain(member, drain_timeout_s, cause_id, why)
+            await self._restart(member, revision, cause_id, keep_kv=keep_kv)
+
+    async def take_role(
+        self,
+        replica: str,
+        role: Role,
+        revision: Revision,
+        *,
+        drain_timeout_s: float,
+        cause_id: str | None = None,
+    ) -> None:
+        """Drain a replica, hand-overs included, and give it another role; with another revision it restarts for it.
+
+        Raises `LaunchError`, and it serves on as before: it is not ready, it is the last that takes whole requests, or
+        it did not drain in time; or the new revision did not start (then as in `restart_into`).
+        """
+        member = self._members[replica]
+        async with member.lock:
+            self._check_may_change(member, role)
+            await self._drain(member, drain_timeout_s, cause_id, f"it changes to {role.value}")
+            if self._launcher.pid(replica) is None:
+                raise LaunchError(f"replica {replica} crashed while it changed its role")
+            if revision != member.revision:
+                await self._restart(member, revision, cause_id, keep_kv=True)
+            member.role, member.lent = role, False
+            self._move(member, ReplicaState.READY, f"it serves as {role.value} now", cause_id)
+
+    def _check_may_change(self, member: Member, role: Role) -> None:
+        if self._stopping or member.state is not ReplicaState.READY:
+            why = "the fleet is stopping" if self._stopping else f"it is {member.state.value}"
+            raise LaunchError(f"replica {member.id} keeps its role: {why}")
+        others = (one for one in self._members.values() if one is not member)
+        serves = any(
+            one.state is ReplicaState.READY and one.role is not Role.PREFILL for one in others
+        )
+        if role is Role.PREFILL and not serves:
+            raise LaunchError(f"replica {member.id} keeps its role: no other takes whole requests")
+
+    async def _restart(
+        self, member: Member, revision: Revision, cause_id: str | None, *, keep_kv: bool
+    ) -> None:
+        """Restart a replica that has drained, its slots kept if it was ready and they may be."""
+        drained = member.state is ReplicaState.DRAINING
+        saved = await self._save(member, revision, keep_kv, cause_id) if drained else None
+        member.generation += 1
+        try:
+            await self._replace(member, revision, saved, cause_id)
+        finally:
+            if saved is not None:
+                self._launcher.discard_kv(saved)
 
     async def _drain(
-        self, member: _Member, timeout_s: float, cause_id: str | None, why: str
+        self, member: Member, timeout_s: float, cause_id: str | None, why: str
     ) -> None:
         self._move(member, ReplicaState.DRAINING, why, cause_id)
         deadline_s = self._clock.mono_s() + timeout_s
@@ -241,12 +254,14 @@ class Fleet:
                 reason = f"{left} requests still ran after {timeout_s:g} s of draining"
                 self._move(member, ReplicaState.READY, reason, cause_id)
                 raise LaunchError(f"replica {member.id} serves on ({why}): {reason}")
-            if self._launcher.pid(member.id) is None:
-                return
+            gone = self._launcher.pid(member.id) is None
+            # A crash is put on record before anybody goes on without the process.
             await asyncio.sleep(_DRAIN_POLL_S)
+            if gone:
+                return
 
     async def _save(
-        self, member: _Member, revision: Revision, keep_kv: bool, cause_id: str | None
+        self, member: Member, revision: Revision, keep_kv: bool, cause_id: str | None
     ) -> SavedKV | None:
         """Save the slots if the next revision can take them; None, with the reason told, if not."""
         if not keep_kv:
@@ -259,11 +274,11 @@ class Fleet:
         except LaunchError as error:
             self._move(member, member.state, f"KV not saved: {error}", cause_id)
             return None
-        self._sink.append(_moved_kv("saved", saved), cause_id=cause_id)
+        self._sink.append(moved_kv("saved", saved), cause_id=cause_id)
         return saved
 
     async def _replace(
-        self, member: _Member, revision: Revision, saved: SavedKV | None, cause_id: str | None
+        self, member: Member, revision: Revision, saved: SavedKV | None, cause_id: str | None
     ) -> None:
         old = member.revision
         await self._launcher.stop(member.id, grace_s=self._config.stop_grace_s)
@@ -287,7 +302,7 @@ class Fleet:
         raise failure
 
     async def _launch(
-        self, member: _Member, cause_id: str | None, *, saved: SavedKV | None = None
+        self, member: Member, cause_id: str | None, *, saved: SavedKV | None = None
     ) -> None:
         """Start a member's process, give it its slots back, and watch it; raises `LaunchError`."""
         began_s = self._clock.mono_s()
@@ -300,17 +315,17 @@ class Fleet:
         reason = f"ready after {member.ready_mono_s - began_s:.2f} s{note}"
         self._move(member, ReplicaState.READY, reason, cause_id)
 
-    async def _restore(self, member: _Member, saved: SavedKV, cause_id: str | None) -> str:
+    async def _restore(self, member: Member, saved: SavedKV, cause_id: str | None) -> str:
         """Restore slots and return what to say of it: a replica without its old KV is slower, not broken."""
         try:
             restored = await self._launcher.restore_kv(member.id, saved)
         except LaunchError as error:
             return f"; KV not restored: {error}"
-        self._sink.append(_moved_kv("restored", restored), cause_id=cause_id)
+        self._sink.append(moved_kv("restored", restored), cause_id=cause_id)
         member.kv_kept = True
         return f"; {restored.tokens} of {saved.tokens} KV tokens restored"
 
-    async def _watch(self, member: _Member, generation: int) -> None:
+    async def _watch(self, member: Member, generation: int) -> None:
         """Wait for the end of a process; if nobody asked for it, tell and restart."""
         code = await self._launcher.wait_exit(member.id)
         if self._stopping or member.generation != generation:
@@ -330,7 +345,7 @@ class Fleet:
         )
         await self._revive(member, generation, crash_id)
 
-    async def _revive(self, member: _Member, generation: int, cause_id: str | None) -> None:
+    async def _revive(self, member: Member, generation: int, cause_id: str | None) -> None:
         """Start a replica again and again, with growing waits, until it runs or somebody else takes over."""
         while not self._stopping and member.generation == generation:
             if member.state is not ReplicaState.FAILED:
@@ -350,29 +365,23 @@ class Fleet:
                 else:
                     return
 
-    def _backoff_s(self, member: _Member) -> float:
+    def _backoff_s(self, member: Member) -> float:
         doubled = self._config.restart_backoff_s * 2.0 ** min(max(0, member.crashes - 1), 30)
         return min(doubled, self._config.restart_backoff_s_max)
 
-    def _move(
-        self, member: _Member, state: ReplicaState, reason: str, cause_id: str | None
-    ) -> None:
+    def _move(self, member: Member, state: ReplicaState, reason: str, cause_id: str | None) -> None:
         if self._stopping and state is not ReplicaState.STOPPED:
             return
         member.state, member.reason = state, reason
+        self._tell(member, cause_id)
+        for other, why in () if self._stopping else settled_roles(self._members.values()):
+            other.reason = why
+            self._tell(other, cause_id)
+
+    def _tell(self, member: Member, cause_id: str | None) -> None:
         info = self.info(member.id)
         self._on_change(info)
-        self._sink.append(
-            ReplicaChanged(
-                replica=member.id,
-                state=state,
-                revision=member.revision,
-                url=info.url,
-                pid=info.pid,
-                reason=reason,
-            ),
-            cause_id=cause_id,
-        )
+        self._sink.append(changed(info), cause_id=cause_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopping:
@@ -381,14 +390,3 @@ class Fleet:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _moved_kv(action: str, saved: SavedKV) -> KVMoved:
-    return KVMoved(
-        replica=saved.replica,
-        action=action,
-        slots=len(saved.files),
-        tokens=saved.tokens,
-        bytes=saved.bytes,
-        took_ms=saved.took_ms,
-    )

@@ -28,6 +28,7 @@ from trimtab.runtime.front_rules import FrontLimits
 from trimtab.runtime.front_server import FrontServer
 from trimtab.runtime.gateway_pages import GatewayPages
 from trimtab.runtime.guard import Guard
+from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.pass_through import PassThrough
@@ -39,10 +40,12 @@ from trimtab.runtime.serving_tls import TlsError, serving_tls
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.watch import RequestWatch
 from trimtab.runtime.wire import (
+    AT_THE_DOOR,
     JSON_TYPE,
     LABEL_HEADER,
     SESSION_HEADER,
     ApiError,
+    class_of_error,
     stopping,
     too_long,
 )
@@ -51,9 +54,6 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 LABEL_CHARS_MAX: Final = 64
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
-AT_THE_DOOR: Final = frozenset(
-    {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
-)
 
 
 def _random_id() -> str:
@@ -117,6 +117,7 @@ class Gateway:
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
         self.pages = self._made_pages(extra_routes, admin_token)
+        self.hand_overs: HandOvers | None = None
         self._front = FrontServer(self._serve, _limits(config))
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -145,6 +146,12 @@ class Gateway:
                 router.load, lambda: self._models()[0], engine, secret, self._upstream
             ),
         )
+
+    def hand_over(self, make: Callable[[Upstream, Guard], HandOvers]) -> HandOvers:
+        """Have prompts' KV handed over from the next request on, by what `make` returns."""
+        made = self.hand_overs = self._relay.hand_overs = make(self._upstream, self.guard)
+        made.books.on_hand_over = self.metrics.observe_hand_over
+        return made
 
     @property
     def is_draining(self) -> bool:
@@ -213,6 +220,8 @@ class Gateway:
         self._front.stop_listening()
         await self.pages.stop()
         await self._front.stop(STOP_WAIT_S)
+        if self.hand_overs is not None:
+            await self.hand_overs.books.close()
         await self._upstream.close()
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -239,7 +248,7 @@ class Gateway:
             seen.failed(seen.status or 504, ErrorClass.UPSTREAM_TIMEOUT)
             exchange.tell(too_long(self._config.total_timeout_s), seen.request_id)
         except ApiError as error:
-            seen.failed(error.status, _class_of(error))
+            seen.failed(error.status, class_of_error(error))
             exchange.tell(error, seen.request_id)
         except ClientGoneError:
             seen.aborted()
@@ -359,10 +368,11 @@ class Gateway:
         if seen.caller is None and record.error in AT_THE_DOOR:
             # Strangers must not be able to fill the ledger.
             return
-        self._sink.append(
-            served_event(record, routed),
-            cause_id=None,
-        )
+        if self.hand_overs is not None:
+            self.hand_overs.ended(seen, record)
+        event = self._sink.append(served_event(record, routed, seen.prefill), cause_id=None)
+        if self.hand_overs is not None:
+            self.hand_overs.tell(seen, event)
         self._on_record(record)
         self.on_body(record, seen.endpoint, seen.body)
         seen.body = b""
@@ -380,15 +390,3 @@ def _limits(config: GatewayConfig) -> FrontLimits:
         body_idle_s=config.idle_timeout_s,
         keep_alive_s=config.client_keepalive_s,
     )
-
-
-def _class_of(error: ApiError) -> ErrorClass:
-    match error.status:
-        case 401:
-            return ErrorClass.UNAUTHENTICATED
-        case 429:
-            return ErrorClass.LIMITED
-        case 503:
-            return ErrorClass.OVERLOADED
-        case _:
-            return ErrorClass.BAD_REQUEST

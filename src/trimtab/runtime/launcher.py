@@ -88,6 +88,7 @@ class LlamaCppLauncher:
             raise LaunchError(
                 f"no folder for slot files under {memory_root}: {error.strerror}"
             ) from error
+        self.slot_folder = self._slot_files.folder
         self._log_folder = log_folder or Path(tempfile.gettempdir()) / f"trimtab-logs-{os.getuid()}"
         self._http: aiohttp.ClientSession | None = None
 

@@ -16,6 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
+from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.record import RequestRecord
 from trimtab.runtime.guard_metrics import GuardCollector
 
@@ -98,6 +99,15 @@ class GatewayMetrics:
         self._output = self._histogram(
             "request_generation_tokens", "Output tokens of a request.", TOKENS_EDGES
         )
+        self._hand_overs = self._counter(
+            "hand_overs", "Prompts prefilled on another replica.", "outcome", "cause", "replica"
+        )
+        self._hand_over_bytes = self._counter(
+            "hand_over_bytes", "KV that reached a replica from another.", "replica"
+        )
+        self._hand_over_time = self._counter(
+            "hand_over_seconds", "Time that this KV took, its set-up included.", "replica"
+        )
         self._unrecorded = self._counter(
             "records_failed", "Records that their receiver did not take."
         )
@@ -153,6 +163,18 @@ class GatewayMetrics:
         for histogram, value, scale in observed:
             if value is not None:
                 self._observe(histogram, (record.arm.value, replica), value / scale)
+
+    def observe_hand_over(self, one: HandOver) -> None:
+        """Count a hand-over that has ended; what is unknown is not counted."""
+        cause = "" if one.cause is None else one.cause.value
+        self._count(self._hand_overs, (one.outcome.value, cause, one.target), 1)
+        if one.outcome is not HandOverOutcome.DELIVERED:
+            return
+        if one.bytes is not None:
+            self._count(self._hand_over_bytes, (one.target,), one.bytes)
+        if one.transfer_ms is not None:
+            took_ms = (one.export_ms or 0.0) + (one.setup_ms or 0.0) + one.transfer_ms
+            self._count(self._hand_over_time, (one.target,), took_ms / 1000.0)
 
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that left: where replicas come and go, the page must not grow for ever."""

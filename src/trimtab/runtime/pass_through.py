@@ -2,8 +2,9 @@
 
 They go to the least loaded replica, outside every comparison, through the same guard, and come back as they are. What
 can be told without knowing the path is measured: who asked, the replica, the status, the time, and the usage where the
-answer has one in the usual place. A body goes as it came, with two exceptions for an authenticated tenant: its cache
-salt goes over one in the body, and so that nothing can hide there, a compressed JSON body is sent uncompressed.
+answer has one in the usual place. A body goes as it came, but for fields that say where KV lies, which are taken out,
+and with two exceptions for an authenticated tenant: its cache salt goes over one in the body, and so that nothing can
+hide there, a compressed JSON body is sent uncompressed.
 
 Sent to a second replica is only what may be done twice: reads, and paths that compute and keep nothing.
 """
@@ -15,6 +16,7 @@ import msgspec
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, RequestFacts
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import Constraint
+from trimtab.engines.openai import names_kv
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime.coding import decoded_body
 from trimtab.runtime.exchange import Exchange
@@ -110,10 +112,12 @@ class PassThrough:
     def _salted(
         self, exchange: Exchange, body: bytes, seen: Measurement, body_bytes_max: int
     ) -> bytes:
-        """Return the body with the tenant's salt where one belongs, or stands already."""
+        """Return the body with the tenant's salt where one belongs, or stands already, and naming no KV."""
         caller = seen.caller
-        if caller is None or caller.salt is None or not body or not _is_json(exchange):
+        if not body or not _is_json(exchange):
             return body
+        if caller is None or caller.salt is None:
+            return self._naming_no_kv(body)
         plain = decoded_body(body, exchange.headers, bytes_max=body_bytes_max)
         seen.was_decoded = plain is not body
         try:
@@ -122,11 +126,20 @@ class PassThrough:
             # No object: there is no place for a salt, and the server says what it thinks of it.
             return plain
         if not own and exchange.path not in SALTED:
-            return plain
+            return self._naming_no_kv(plain)
         seen.salt_ignored = self._guard.ignored_salt(caller, own.decode() if own else None)
         return self._engine.edit_request(
             plain, include_usage=False, id_slot=None, cache_salt=caller.salt
         )
+
+    def _naming_no_kv(self, body: bytes) -> bytes:
+        """Return a body without fields that say where KV lies: those are the gateway's alone."""
+        if not names_kv(body):
+            return body
+        try:
+            return self._engine.edit_request(body, include_usage=False, id_slot=None)
+        except EngineFormatError:
+            return body
 
     async def _attempt(self, exchange: Exchange, body: bytes, seen: Measurement) -> None:
         routed = seen.routed

@@ -12,11 +12,13 @@ from typing import Final
 import msgspec
 
 from trimtab.core.events import RequestServed
+from trimtab.core.handover import PrefillScore
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import Routed, explained
 from trimtab.runtime.guard import Caller
+from trimtab.runtime.handover_passage import Passage
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -52,6 +54,11 @@ class Measurement:
         """Replicas that failed before anything reached the client."""
         self.was_decoded = False
         """Whether the body goes on without the coding that it came with."""
+        self.prefill: PrefillScore | None = None
+        self.decided_s = 0.0
+        """When it was decided where the prompt is prefilled."""
+        self.passage: Passage | None = None
+        """The hand-over of its prompt, under way or over; None without one."""
         self.settled = False
         """Whether the router has taken the request back already."""
         self.stage: str | None = None
@@ -66,7 +73,8 @@ class Measurement:
         self._finish_reason: str | None = None
         self._arrived_at_s = at_s
         self._arrived_s = mono_s
-        self._first_s: float | None = None
+        self.first_s: float | None = None
+        self._second_s: float | None = None
         self._last_s: float | None = None
         self._done_s: float | None = None
         self._gap_s_max: float | None = None
@@ -116,9 +124,11 @@ class Measurement:
 
     def _timed(self, times: Sequence[float]) -> None:
         self._chunks += len(times)
-        if self._first_s is None:
-            self._first_s = times[0]
+        if self.first_s is None:
+            self.first_s = times[0]
         before = times if self._last_s is None else (self._last_s, *times)
+        if self._second_s is None and len(before) > 1:
+            self._second_s = before[1]
         gap_s = max((b - a for a, b in itertools.pairwise(before)), default=None)
         if gap_s is not None:
             self._gap_s_max = max(self._gap_s_max or 0.0, gap_s)
@@ -144,7 +154,7 @@ class Measurement:
         ended_s = mono_s if self._done_s is None else self._done_s
         e2e_ms = (ended_s - self._arrived_s) * 1000.0
         text, self._text = "".join(self._text), []
-        ttft_ms = None if self._first_s is None else (self._first_s - self._arrived_s) * 1000.0
+        ttft_ms = None if self.first_s is None else (self.first_s - self._arrived_s) * 1000.0
         record = RequestRecord(
             request_id=self.request_id,
             arrived_at_s=self._arrived_at_s,
@@ -158,6 +168,7 @@ class Measurement:
             phases=self._phases(ttft_ms, e2e_ms),
             chunk_gap_ms_max=None if self._gap_s_max is None else self._gap_s_max * 1000.0,
             chunk_gap_ms_mean=self._gap_ms_mean(),
+            second_gap_ms=self._second_gap_ms(),
             chunks=self._chunks,
             tokens=self._tokens(),
             drafting=self._drafting(),
@@ -218,10 +229,17 @@ class Measurement:
             block=exposure.block,
             policy=routed.decision.policy,
             replica=replica.id if replica else None,
+            prefill_replica=self._handed.source.id if self._handed else None,
             revision=replica.revision if replica else None,
             batch_at_admission=admission.batch if admission else None,
             concurrency_at_admission=admission.concurrency if admission else None,
         )
+
+    @property
+    def _handed(self) -> Passage | None:
+        """The hand-over whose KV reached the decode side, None without one."""
+        passage = self.passage
+        return None if passage is None or passage.delivery is None else passage
 
     def _phases(self, ttft_ms: float | None, e2e_ms: float) -> Phases:
         """Cut the time into phases that add up to it where the engine said how long its part took."""
@@ -231,13 +249,17 @@ class Measurement:
             before_ms = ttft_ms
         else:
             before_ms = None if decode_ms is None else e2e_ms - decode_ms
+        transfer_ms: float | None = 0.0 if self.captured is not None else None
+        if self._handed is not None:
+            transfer_ms = self._handed.transfer_ms
+            prefill_ms = self._handed.with_prefill(prefill_ms)
         queue_ms = None
         if before_ms is not None and prefill_ms is not None:
-            queue_ms = max(0.0, before_ms - prefill_ms)
+            queue_ms = max(0.0, before_ms - prefill_ms - (transfer_ms or 0.0))
         return Phases(
             queue_ms=queue_ms,
             prefill_ms=prefill_ms,
-            transfer_ms=0.0 if self.captured is not None else None,
+            transfer_ms=transfer_ms,
             decode_ms=decode_ms,
         )
 
@@ -254,10 +276,15 @@ class Measurement:
     def _choices(self) -> int:
         return self.facts.n if self.facts else 1
 
-    def _gap_ms_mean(self) -> float | None:
-        if self._chunks < 2 or self._first_s is None or self._last_s is None:
+    def _second_gap_ms(self) -> float | None:
+        if self.first_s is None or self._second_s is None:
             return None
-        return (self._last_s - self._first_s) * 1000.0 / (self._chunks - 1)
+        return (self._second_s - self.first_s) * 1000.0
+
+    def _gap_ms_mean(self) -> float | None:
+        if self._chunks < 2 or self.first_s is None or self._last_s is None:
+            return None
+        return (self._last_s - self.first_s) * 1000.0 / (self._chunks - 1)
 
     def _tokens(self) -> Tokens:
         report = self.report
@@ -308,6 +335,7 @@ class Measurement:
                 silent if failed or self.report.output_tokens is None else few,
             ),
             ("chunk_gap_ms_max", record.chunk_gap_ms_max, failed or streamed),
+            ("second_gap_ms", record.second_gap_ms, failed or streamed),
             ("phases.queue_ms", phases.queue_ms, silent),
             ("phases.prefill_ms", phases.prefill_ms, silent),
             ("phases.decode_ms", phases.decode_ms, silent),
@@ -328,11 +356,18 @@ class Measurement:
         return unknown
 
 
-def served_event(record: RequestRecord, routed: Routed | None) -> RequestServed:
+def served_event(
+    record: RequestRecord, routed: Routed | None, prefill: PrefillScore | None = None
+) -> RequestServed:
     """Return what the ledger keeps of a request: of a large fleet only the replicas that its decision names."""
     if routed is None:
         return RequestServed(record=record, decision=None, view=None)
     why = explained(routed)
     return RequestServed(
-        record=record, decision=why.decision, view=why.view, asked=why.asked, draw=routed.draw
+        record=record,
+        decision=why.decision,
+        view=why.view,
+        asked=why.asked,
+        draw=routed.draw,
+        prefill=prefill,
     )

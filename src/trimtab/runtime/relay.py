@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
+from trimtab.core.handover import HandOverCause, HandOverError
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError
 from trimtab.core.types import ErrorClass
 from trimtab.policies.outliers import Outcome
 from trimtab.policies.router import Router
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import RETRIED_STATUSES, Guard
+from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.heartbeat import Heartbeat
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.relay_stream import StreamPump
@@ -93,6 +95,8 @@ class Relay:
         self._secret = secret
         self._guard = guard
         self._is_stopping = is_stopping
+        self.hand_overs: HandOvers | None = None
+        """Brings KV from other replicas; None where none may prefill for others."""
 
     async def run(
         self,
@@ -173,13 +177,47 @@ class Relay:
         assert routed is not None
         assert routed.replica is not None
         headers = upstream_headers(exchange, seen, drop=(b"content-encoding",))
-        seen.captured = self._router.dispatched(routed)
+        if self.hand_overs is None:
+            seen.captured = self._router.dispatched(routed)
+            await self._send(exchange, body, headers, seen)
+            return
+        is_handed = False
+        try:
+            async with self.hand_overs.carried(exchange, body, headers, seen) as sent:
+                is_handed = sent is not body
+                seen.captured = self._router.dispatched(routed)
+                await self._send(exchange, sent, headers, seen, is_handed=is_handed)
+        except (HandOverError, UpstreamBrokenError, UpstreamConnectError) as error:
+            away = isinstance(error, UpstreamConnectError) and not error.reachable
+            if exchange.begun or away or not is_handed:
+                raise
+            # What was refused may have been the KV: the decode side gets the request as it came, once.
+            await self._send(exchange, body, headers, seen)
+
+    async def _send(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        headers: Pairs,
+        seen: Measurement,
+        *,
+        is_handed: bool = False,
+    ) -> None:
+        """Send a request to where it was routed. `is_handed`: with KV; raises `HandOverError` where that is refused."""
+        routed = seen.routed
+        assert routed is not None
+        assert routed.replica is not None
         stream = routed.query.facts.stream
         async with self._upstream.send(
-            routed.replica.url, exchange.target, body, headers, stream=stream
+            routed.replica.url, exchange.target, body, headers, stream=stream, fresh=is_handed
         ) as answer:
+            if is_handed and answer.status >= 400:
+                await answer.read()
+                raise HandOverError(
+                    HandOverCause.DECODE_REFUSED, f"the decode side answered {answer.status}"
+                )
             if answer.status < 400 and answer.is_event_stream:
-                await self._stream(exchange, answer, seen)
+                await self._stream(exchange, answer, seen, is_handed=is_handed)
             else:
                 await self.whole(exchange, answer, seen, self._measure)
 
@@ -223,7 +261,7 @@ class Relay:
         seen.saw(event, mono_s=self._clock.mono_s(), secret=self._secret)
 
     async def _stream(
-        self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement
+        self, exchange: Exchange, answer: UpstreamResponse, seen: Measurement, *, is_handed: bool
     ) -> None:
         head = stream_head(answer, seen)
 
@@ -240,6 +278,7 @@ class Relay:
             self._secret,
             lambda why: answer.fail(UpstreamBrokenError(why)),
             begin,
+            holds=is_handed,
             event_bytes_max=answer.config.event_bytes_max,
         )
         heart = Heartbeat(

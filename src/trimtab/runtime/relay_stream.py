@@ -16,6 +16,7 @@ from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.secret import Secret
+from trimtab.runtime.upstream_connection import UpstreamRefusedError
 
 KEPT_MAX: Final = 32
 """Events whose text is not yet taken in: the load of a replica is behind by at most so many tokens."""
@@ -37,12 +38,14 @@ class StreamPump:
         stop: Callable[[str], None],
         begin: Callable[[], None],
         *,
+        holds: bool = False,
         event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
         """Take what it works with.
 
         `stop` ends the reading from the replica, for the reason given; `begin` sends the head of the answer, which is
-        held back until there is something to send after it: until then another replica may be asked.
+        held back until there is something to send after it: until then another replica may be asked. `holds`: events
+        are held back too until one has some of the answer; an error before that is raised and neither sent nor counted.
         """
         self._exchange = exchange
         self._seen = seen
@@ -54,6 +57,7 @@ class StreamPump:
         self._begin = begin
         self._parser = SSEParser(event_bytes_max=event_bytes_max)
         self._event_bytes_max = event_bytes_max
+        self._held: list[bytes] | None = [] if holds else None
         self._kept: list[bytes] = []
         self._kept_at: list[float] = []
         self._text = StreamText()
@@ -84,7 +88,7 @@ class StreamPump:
     @property
     def is_between(self) -> bool:
         """Whether the replica is not in the middle of an event."""
-        return self._parser.is_between and self.too_large is None
+        return self._parser.is_between and self.too_large is None and self._held is None
 
     def write(self, data: bytes) -> None:
         """Send whole events, after the head if these are the first."""
@@ -126,6 +130,9 @@ class StreamPump:
         read = [
             event if event.complete else parse_event(event.raw, raw=event.raw) for event in rest
         ]
+        if self._held:
+            self.write(b"".join(self._held))
+        self._held = None
         self._judge(
             [
                 event
@@ -155,8 +162,19 @@ class StreamPump:
             read = None if event.data is None else self._read(event.data)
             if read is None or not read.usage_only or wants_usage:
                 passed.append(event.raw)
-        if passed:
+        if self._held is not None:
+            self._held += passed
+        elif passed:
             self.write(b"".join(passed))
+
+    def _end_hold(self, event: StreamEvent) -> None:
+        """Let go of what is held once there is some of the answer; raises `UpstreamRefusedError`."""
+        if event.error is not None:
+            raise UpstreamRefusedError("the decode side said an error before its answer")
+        if event.text or event.finish_reason or event.done:
+            if self._held:
+                self.write(b"".join(self._held))
+            self._held = None
 
     def _read(self, data: bytes) -> StreamEvent | None:
         """Read and measure; what cannot be read still passes, and the record says so."""
@@ -165,6 +183,8 @@ class StreamPump:
         except EngineFormatError:
             self._seen.unreadable += 1
             return None
+        if self._held is not None:
+            self._end_hold(event)
         self._seen.saw(event, mono_s=self._mono_s(), secret=self._secret)
         if event.text:
             self._text.learn(data, event)

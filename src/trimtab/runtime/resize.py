@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from trimtab.core.events import FleetSized
-from trimtab.core.types import FleetAction, ReplicaState
+from trimtab.core.traffic import holder_of
+from trimtab.core.types import FleetAction, ReplicaState, Role
 from trimtab.levers.replicas import judge_removal
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.system_facts import topology_of
@@ -69,12 +70,20 @@ class Resizer:
                 raise RefusedError(f"there is no replica {replica!r}, only {', '.join(there)}")
             if there == (replica,):
                 raise RefusedError(f"{replica} is the only replica: nothing would serve")
+            if not self._whole_without(replica):
+                raise RefusedError(
+                    f"{replica} is the only one that takes whole requests: change a role first (trimtab fleet role)"
+                )
             held = self._held()
             allowed, because = (False, held) if held else self._carried(replica)
             cause = self._decide(FleetAction.REMOVE, replica, allowed, force, because)
             await self._system.fleet.remove(replica, drain_timeout_s=DRAIN_S, cause_id=cause)
             self._system.forget(replica)
             return self._done(FleetAction.REMOVE, replica, because, cause)
+
+    def _whole_without(self, replica: str) -> bool:
+        infos = self._system.fleet.infos()
+        return any(one.id != replica and one.role is not Role.PREFILL for one in infos)
 
     def _new_name(self, there: tuple[str, ...]) -> str:
         """Return a name that no replica of this run has had."""
@@ -84,13 +93,7 @@ class Resizer:
 
     def _held(self) -> str:
         """Say which lever needs the fleet as it is, empty if none does."""
-        plan = self._system.router.plan
-        if plan.candidate is not None:
-            return f"{plan.candidate.lever} is being proven on this fleet"
-        holding = [each for each in plan.preferences if each.replicas]
-        if holding:
-            return f"{holding[0].lever} holds {', '.join(holding[0].replicas)}: take it back first"
-        return ""
+        return holder_of(self._system.router.plan)
 
     def _carried(self, replica: str) -> tuple[bool, str]:
         """Say whether the others carry what all carry, by how busy they are and by the busiest moment lately."""

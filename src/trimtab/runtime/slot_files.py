@@ -3,6 +3,8 @@
 Slot files hold prompt state, so they stay on a tmpfs, in a folder of mode 0700, and are removed once restored. An owner
 that was killed cannot clean up: the next one sweeps. A folder is dead when nobody holds its lock, which the kernel
 releases with the owner; process ids in the name are for people.
+
+Parcels of KV on their way to another replica lie in the same folder, in bounds of their own and each with a lease.
 """
 
 import fcntl
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Final
 
 MEMORY_ROOT: Final = Path("/dev/shm")
+FREE_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Memory for files that parcels leave to others."""
+
 _LOCK_NAME: Final = ".owner"
 
 
@@ -32,6 +37,57 @@ class SlotFiles:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+class NoRoomError(Exception):
+    """There is no room for one more parcel; the message says which bound is met."""
+
+
+class ParcelFiles:
+    """The files of parcels under way in one folder: so many, and so many bytes.
+
+    A name is leased before the engine writes it, by the bytes expected; whoever leases it frees it when its time is
+    over at the latest.
+    """
+
+    def __init__(self, folder: Path, *, parcels_max: int, bytes_max: int) -> None:
+        self._folder = folder
+        self._parcels_max = parcels_max
+        self._bytes_max = bytes_max
+        self._leases: dict[str, int] = {}
+
+    @property
+    def held(self) -> int:
+        """Parcels that are leased now."""
+        return len(self._leases)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that they hold, or are expected to."""
+        return sum(self._leases.values())
+
+    def lease(self, name: str, *, expected_bytes: int) -> None:
+        """Set room aside for a file that is about to be written; raises `NoRoomError`."""
+        if len(self._leases) >= self._parcels_max:
+            raise NoRoomError(f"{self._parcels_max} parcels lie in memory already")
+        if self.held_bytes + expected_bytes > self._bytes_max:
+            raise NoRoomError(f"parcels may hold {self._bytes_max >> 20:,} MiB and would hold more")
+        if shutil.disk_usage(self._folder).free < expected_bytes + FREE_BYTES_MIN:
+            raise NoRoomError(f"memory for files under {self._folder} runs out")
+        self._leases[name] = expected_bytes
+
+    def written(self, name: str) -> int:
+        """Take in a file that is there now, whole and for its owner alone; return its bytes; raises OSError."""
+        path = self._folder / name
+        path.chmod(0o600)
+        size = path.stat().st_size
+        self._leases[name] = size
+        return size
+
+    def free(self, name: str) -> None:
+        """Remove a parcel's file and end its lease; a second call changes nothing."""
+        self._leases.pop(name, None)
+        (self._folder / name).unlink(missing_ok=True)
 
 
 def _prefix() -> str:

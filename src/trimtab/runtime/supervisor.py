@@ -7,7 +7,6 @@ stops, then the replicas, and the ledger closes last so that it holds how everyt
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -16,11 +15,10 @@ from aiohttp import web
 from trimtab import __version__
 from trimtab.core.config import Config
 from trimtab.core.cost import START_COST, CostModel
-from trimtab.core.decision import FleetView, RoutingPolicy
+from trimtab.core.decision import RoutingPolicy
 from trimtab.core.events import RunEnded, RunStarted
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.prefix import BlockHasher, PrefixIndex
-from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState
@@ -36,6 +34,7 @@ from trimtab.runtime.backing import Hears, backing_of
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
+from trimtab.runtime.handover_build import hand_over
 from trimtab.runtime.hardware import Hardware, memory_available, read_hardware
 from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.launcher import LlamaCppLauncher
@@ -43,19 +42,19 @@ from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.metrics import ReplicaFigures
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes
+from trimtab.runtime.recent import Recent
 from trimtab.runtime.secret import load_secret
 from trimtab.runtime.situation import ProcessSample
 from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
 from trimtab.runtime.system_guard import build_guard
+from trimtab.runtime.system_roles import build_roles, first_revisions, first_roles
 from trimtab.runtime.telemetry import Telemetry
 
-RECORDS_MAX = 20_000
-VIEWS_MAX = 3_600
 VIEW_EVERY_S = 0.5
 DRAIN_S = 20.0
 
 
-class System:
+class System(Recent):
     """A fleet with its gateway and ledger. `start`, use, `stop`; use as an async context manager."""
 
     def __init__(
@@ -70,6 +69,7 @@ class System:
         secret_path: Path | None = None,
         admin_token: str | None = None,
     ) -> None:
+        super().__init__()
         self.config = config
         self.clock = clock
         self.hardware: Hardware = read_hardware()
@@ -91,10 +91,10 @@ class System:
         except BaseException:
             self.ledger.close()
             raise
-        self._records: deque[RequestRecord] = deque(maxlen=RECORDS_MAX)
-        self._views: deque[FleetView] = deque(maxlen=VIEWS_MAX)
-        self._listeners: list[Callable[[RequestRecord], None]] = []
         self._states: dict[str, ReplicaState] = {}
+        self.listen(self.hand_overs.learn)
+        if self.roles is not None:
+            self.listen(self.roles.on_record)
         self._tasks: list[asyncio.Task[None]] = []
         self._cost = START_COST
         self.port = 0
@@ -140,7 +140,7 @@ class System:
             hasher=BlockHasher(secret.derive("prefix blocks"), config.routing.block_bytes),
             secret=secret,
             model=self.baseline.model.name,
-            on_record=self._on_record,
+            on_record=self.keep_record,
             extra_routes=extra_routes(self),
             admin_token=admin_token,
             hardware="" if self.attached else self.hardware.label,
@@ -158,6 +158,29 @@ class System:
             ),
         )
         self.gateway.metrics.show_fleet(self._figures)
+        self._build_roles()
+
+    def _build_roles(self) -> None:
+        self.hand_overs = hand_over(
+            self.gateway,
+            self.config,
+            self.router,
+            self.engine,
+            self.ledger,
+            self.clock,
+            self._launcher,
+        )
+        self.roles = build_roles(
+            self.config,
+            self.fleet,
+            self.router,
+            self.ledger,
+            self.clock,
+            self.baseline,
+            cost=lambda: self._cost,
+            threshold=self._raise_threshold,
+            cause=lambda: self.started_event,
+        )
 
     def _figures(self) -> Iterable[ReplicaFigures]:
         return figures_of(
@@ -197,8 +220,12 @@ class System:
         try:
             await self.gateway.check_address()
             if isinstance(self.fleet, Fleet):
+                roles = first_roles(self.config, names)
+                given = revisions or dict.fromkeys(names, self.baseline)
                 await self.fleet.start(
-                    revisions or dict.fromkeys(names, self.baseline), cause_id=self.started_event
+                    first_revisions(self.roles, roles, given),
+                    roles=roles,
+                    cause_id=self.started_event,
                 )
             elif self.attached is not None:
                 await self.attached.start(cause_id=self.started_event)
@@ -220,6 +247,8 @@ class System:
         ]
         if isinstance(self.probes, Probes):
             self._tasks.append(asyncio.create_task(self.probes.run()))
+        if self.roles is not None:
+            self._tasks.append(asyncio.create_task(self.roles.run()))
 
     async def stop(self, reason: str) -> None:
         """Drain, stop the gateway and the replicas, close the ledger. No process is left behind."""
@@ -256,27 +285,12 @@ class System:
         scheme = "https" if self.config.gateway.tls_cert else "http"
         return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
-    @property
-    def records(self) -> tuple[RequestRecord, ...]:
-        """Recent records, oldest first, bounded."""
-        return tuple(self._records)
-
-    def records_since(self, wall_s: float) -> list[RequestRecord]:
-        """Records of requests that arrived at or after a moment of the wall clock."""
-        return [record for record in self._records if record.arrived_at_s >= wall_s]
-
-    def views_since(self, wall_s: float) -> list[FleetView]:
-        """Views sampled at or after a moment of the wall clock."""
-        return [view for view in self._views if view.at_s >= wall_s]
-
-    def listen(self, listener: Callable[[RequestRecord], None]) -> None:
-        """Hear every finished request from now on."""
-        self._listeners.append(listener)
-
     def use_cost(self, cost: CostModel) -> None:
         """Route by measured costs from now on."""
         self._cost = cost
         self.router.set_policies(self._policies(cost))
+        if cost is not START_COST:
+            self.hand_overs.use_cost(cost)
 
     def use_config(self, config: Config) -> None:
         """Serve by another configuration from the next request on; what needs a new start is as it was."""
@@ -288,11 +302,13 @@ class System:
         self.telemetry.reopen()
         if isinstance(self.probes, Probes):
             self.probes.every_s = config.fleet.probe_every_s
+        if self.roles is not None:
+            self.roles.use_config(config.roles)
         self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:
-        """Requests that the gateway has on a replica."""
-        return self.load.own_in_flight(replica)
+        """Requests that the gateway has on a replica, and prompts that it keeps there for others to fetch."""
+        return self.load.own_in_flight(replica) + self.hand_overs.awaiting(replica)
 
     def url_of(self, replica: str) -> str | None:
         """Where a replica serves, None unless it is ready."""
@@ -318,6 +334,9 @@ class System:
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
 
+    def _raise_threshold(self, factor: float) -> None:
+        self.hand_overs.raise_threshold(factor)
+
     def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
         routing = self.config.routing
         return dict(
@@ -338,6 +357,8 @@ class System:
             slots=info.revision.slots,
             speculating=info.revision.speculation.is_on,
             started_at_s=info.started_at_s,
+            kv_key=info.kv_key or ("" if self.attached else info.revision.kv_key.id),
+            labels=info.labels,
         )
         is_new = info.state is ReplicaState.READY and not info.kv_kept
         if before is None or (is_new and before is not ReplicaState.DRAINING):
@@ -369,15 +390,11 @@ class System:
         self.load.remove_replica(replica)
         self.gateway.metrics.forget(replica)
         self.router.forget(replica)
+        self.hand_overs.forget(replica)
         self.gateway.guard.forget(replica, self.clock.mono_s())
-
-    def _on_record(self, record: RequestRecord) -> None:
-        self._records.append(record)
-        for listener in self._listeners:
-            listener(record)
 
     async def _sample_views(self) -> None:
         while True:
             # A slot that holds a finished prompt is cache, not load, so the engine's KV share stays out of views.
-            self._views.append(self.load.view(self.clock.wall_s()))
+            self.keep_view(self.load.view(self.clock.wall_s()))
             await asyncio.sleep(VIEW_EVERY_S)

@@ -232,9 +232,11 @@ class Upstream:
         *,
         stream: bool,
         method: bytes = b"POST",
+        fresh: bool = False,
     ) -> AsyncIterator[UpstreamResponse]:
         """Send a request and yield its answer once the head is there. `stream`: it asks for a stream.
 
+        `fresh`: over a new connection, so that it is sent once: one that lay idle may turn out to be closed.
         Raises `UpstreamConnectError` where not a byte of an answer came, `UpstreamTimeoutError` where that took
         too long, `UpstreamBrokenError` for what is no HTTP.
         """
@@ -244,7 +246,7 @@ class Upstream:
         if is_single:
             said.append((b"Connection", b"close"))
         head = request_head(method, address.prefix.encode() + target, address.authority, said)
-        connection = None if is_single else self._pooled(address)
+        connection = None if is_single or fresh else self._pooled(address)
         if connection is not None:
             try:
                 await self._asked(connection, head, body, method)

@@ -36,6 +36,10 @@ class UpstreamBrokenError(UpstreamError):
     """A replica's connection ended in the middle of an answer, or what came is no HTTP."""
 
 
+class UpstreamRefusedError(UpstreamBrokenError):
+    """A replica began a stream and said an error in it before it said anything of the answer."""
+
+
 class UpstreamConnection(asyncio.Protocol):
     """Carries one exchange at a time. `name`: the replica's address, for messages.
 

@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 import msgspec
 from aiohttp import web
 
+from trimtab.core.types import ErrorClass
+
 LABEL_HEADER: Final = "X-Trimtab-Label"
 SESSION_HEADER: Final = "X-Trimtab-Session"
 REPLICA_HEADER: Final = "x-trimtab-replica"
@@ -207,3 +209,22 @@ def _phrase(status: int) -> bytes:
         return HTTPStatus(status).phrase.encode()
     except ValueError:
         return b"Status"
+
+
+AT_THE_DOOR: Final = frozenset(
+    {ErrorClass.UNAUTHENTICATED, ErrorClass.LIMITED, ErrorClass.BAD_REQUEST}
+)
+"""Errors of requests that were not let in."""
+
+
+def class_of_error(error: ApiError) -> ErrorClass:
+    """Return the class of an error that the gateway itself answers with."""
+    match error.status:
+        case 401:
+            return ErrorClass.UNAUTHENTICATED
+        case 429:
+            return ErrorClass.LIMITED
+        case 503:
+            return ErrorClass.OVERLOADED
+        case _:
+            return ErrorClass.BAD_REQUEST

@@ -65,7 +65,9 @@ class Fleet:
             self.roster.awaits = self.hand_overs.awaits
         control = None if spec.roles is None else spec.roles.control
         self.role_control = (
-            None if spec.roles is None or control is None else RoleControl(spec.roles, control)
+            None
+            if spec.roles is None or control is None
+            else RoleControl(spec.roles, control, self.gateways)
         )
         self.on_end: list[Callable[[float, Flight, Outcome], None]] = []
 
@@ -80,7 +82,12 @@ class Fleet:
             flight=self._in_flight.get,
             submit=self._submit_now,
             gave_way=roster.settle,
+            moved=self._moved,
         )
+
+    def _moved(self, now_s: float, ms: float) -> None:
+        if self.role_control is not None:
+            self.role_control.watch.moved(now_s, ms)
 
     def _paged(self, replica: str) -> Replica:
         one = self.roster.replicas[replica]
@@ -209,11 +216,12 @@ class Fleet:
             label=request.arrival.label,
         )
         request.dispatched_s = now_s
-        if self.hand_overs is not None and self.hand_overs.begin(now_s, request):
-            return
+        ahead = self.hand_overs is not None and self.hand_overs.begin(now_s, request)
         if self.role_control is not None:
             uncached = routed.prompt_tokens - decision.predicted_cached_tokens
-            self.role_control.prefills_here(now_s, uncached)
+            self.role_control.prefills(now_s, uncached, ahead=ahead)
+        if ahead:
+            return
         hop_s = self.spec.hop_ms / 1000.0
         if hop_s > 0.0:
             self.kernel.at(now_s + hop_s, self._submit, (request, request.job))
@@ -263,7 +271,7 @@ class Fleet:
         if gateway.pool is not None and request.prefill is not None:
             gateway.pool.observed(request.prefill, (now_s - request.dispatched_s) * 1000.0)
         if self.role_control is not None:
-            self.role_control.first_token(now_s, (now_s - request.arrival.at_s) * 1000.0)
+            self.role_control.watch.first_token(now_s, (now_s - request.arrival.at_s) * 1000.0)
 
     def _ended(self, now_s: float, job: Job) -> None:
         request = self._in_flight.get(job.id)
@@ -312,7 +320,7 @@ class Fleet:
         gaps = job.output_tokens - 1
         tpot_ms = (now_s - job.first_token_s) * 1000.0 / gaps if gaps > 0 else math.nan
         if self.role_control is not None and gaps > 0:
-            self.role_control.ended(now_s, tpot_ms)
+            self.role_control.watch.ended(now_s, tpot_ms)
         self.records.finished(
             request.row,
             ttft_ms=(job.first_token_s - request.arrival.at_s) * 1000.0,

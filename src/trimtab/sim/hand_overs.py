@@ -22,7 +22,7 @@ from trimtab.sim.replica import Replica
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What hand-overs need of their fleet. `submit`: send a job where its request was routed."""
+    """What hand-overs need of their fleet. `submit`: send a job where its request was routed; `moved`: (time, ms)."""
 
     kernel: Kernel
     records: Records
@@ -32,6 +32,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     flight: Callable[[int], Flight | None]
     submit: Callable[[float, Flight], None]
     gave_way: Callable[[float, str], None]
+    moved: Callable[[float, float], None]
 
 
 class HandOvers:
@@ -148,6 +149,7 @@ class HandOvers:
             ms=max(0.0, took_ms - setup_ms) / (1 + flight.sharing),
         )
         self._around.records.moved(flight.row, took_ms, flight.moved)
+        self._around.moved(now_s, took_ms)
         self._close(now_s, flight)
         self._around.replica(_target(flight)).received(now_s, job, complete=True)
 

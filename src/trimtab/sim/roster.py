@@ -226,6 +226,7 @@ class Roster:
             slots=self.spec.replica.streams_max,
             speculating=self.replicas[replica].spec.drafts is not None,
             started_at_s=now_s,
+            kv_key="simulated",
         )
 
     def _stepped(self, replica: str, steps: int) -> None:

@@ -240,6 +240,19 @@ class RoleControlSection(Strict, frozen=True, kw_only=True, forbid_unknown_field
     )
     ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a move.")] = 3
     samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
+    work_low: Annotated[
+        float, Meta(ge=0, le=1, description="Busy share of prefill replicas where one may come.")
+    ] = 0.30
+    work_high: Annotated[
+        float, Meta(gt=0, le=1, description="Busy share up to which one of them may go.")
+    ] = 0.60
+    changes_per_hour: Annotated[
+        float, Meta(gt=0, description="Most role changes a replica and hour, mean over all.")
+    ] = 2.0
+    transfer_high: Annotated[
+        float,
+        Meta(gt=0, le=2, description="Part of the TTFT target above which transfers are dear."),
+    ] = 0.25
 
 
 class RolesSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from trimtab.engines.openai import (
     COMPLETIONS_PATH,
     edit_request,
     event_of_chunk,
+    names_kv,
     read_chunk,
     read_request,
 )
@@ -190,3 +191,48 @@ def test_usage_chunk_is_known_in_both_shapes(choices: object, usage: object, alo
     """Without choices, or with one that says nothing; one that says something is no usage chunk alone."""
     chunk = read_chunk(json.dumps({"choices": choices, "usage": usage}).encode())
     assert event_of_chunk(chunk, None).usage_only is alone
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        '"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"10.0.0.1"}',
+        '"id_slot":3',
+        '"kv_transfer_params":null',
+        '"bootstrap_host":"10.0.0.1","bootstrap_port":1,"bootstrap_room":2',
+        '"ec_transfer_params":{"a":1}',
+        '"vllm_xargs":{"kv_transfer_params":{"do_remote_prefill":true}}',
+        '"\\u0069d_slot":3',
+        '"id_slot":1,"id_slot":2',
+    ],
+)
+def test_kv_that_a_client_names_is_taken_out(named: str) -> None:
+    """Where KV lies is the gateway's alone to say: another's prompt may lie there, or another's host."""
+    body = f'{{"prompt":"a","x":1.50,{named}}}'.encode()
+    assert names_kv(body)
+    edited = edit_request(body, include_usage=False, id_slot=None)
+    kept = b',"vllm_xargs":{}' if "vllm_xargs" in named else b""
+    assert edited == b'{"prompt":"a","x":1.50' + kept + b"}"
+
+
+def test_kv_that_the_gateway_names_goes_over_a_clients() -> None:
+    """Fields are set last, as they are; arguments beside them stay."""
+    body = b'{"prompt":"a","kv_transfer_params":{"remote_host":"x"},"vllm_xargs":{"a":1}}'
+    edited = edit_request(
+        body, include_usage=False, id_slot=None, fields={"kv_transfer_params": '{"a": [1]}'}
+    )
+    assert edited == b'{"prompt":"a","kv_transfer_params":{"a": [1]},"vllm_xargs":{"a":1}}'
+    assert not names_kv(b'{"prompt":"a"}')
+
+
+def test_extra_arguments_said_twice_are_sent_once() -> None:
+    """Another reader than ours may follow the first of them."""
+    body = b'{"vllm_xargs":{"kv_transfer_params":{}},"prompt":"a","vllm_xargs":{}}'
+    edited = edit_request(body, include_usage=False, id_slot=None)
+    assert edited == b'{"vllm_xargs":{},"prompt":"a"}'
+
+
+def test_extra_arguments_that_are_no_object_are_the_servers_to_refuse() -> None:
+    """Nothing in them is followed, so nothing is taken out."""
+    body = b'{"prompt":"a","vllm_xargs":["id_slot"]}'
+    assert edit_request(body, include_usage=False, id_slot=None) == body

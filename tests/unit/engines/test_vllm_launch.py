@@ -6,6 +6,7 @@ import pytest
 from trimtab.engines.vllm import (
     Device,
     Execution,
+    KvFailure,
     KvRole,
     NgramSpeculation,
     VllmLaunch,
@@ -109,6 +110,21 @@ def test_kv_role_brings_its_connector_and_a_side_channel_on_loopback() -> None:
     assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
     assert command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in launch_command(PLAIN).env
+
+
+def test_lease_and_failure_of_kv_are_passed_where_they_differ() -> None:
+    """A prefill server's lease, and a decode server that computes what did not come."""
+    launch = msgspec.structs.replace(
+        PLAIN,
+        kv_role=KvRole.BOTH,
+        side_channel_port=5600,
+        kv_lease_s=5,
+        kv_failure=KvFailure.RECOMPUTE,
+    )
+    argv = launch_command(launch).argv
+    transfer = msgspec.json.decode(argv[argv.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector_extra_config"] == {"kv_lease_duration": 5}
+    assert transfer["kv_load_failure_policy"] == "recompute"
 
 
 def test_kv_events_go_to_the_endpoint_that_was_named() -> None:

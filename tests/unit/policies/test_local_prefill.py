@@ -162,3 +162,21 @@ def test_stall_of_others_is_not_scored_against_the_requests_own_wait() -> None:
     assert scored(Corrections(), made, 900.0).local == pytest.approx(1.0)
     unknown = decide(asks(100), decode(), (), RULES)
     assert scored(Corrections(), unknown, 900.0) == Corrections()
+
+
+def test_prompt_that_kv_cannot_stand_for_stays_wherever_it_was_told_to_go() -> None:
+    """Several answers to one prompt need it where it is decoded, also where every prompt is to travel."""
+    rules = PrefillRules(chunk_tokens=64, always=PrefillPlace.REMOTE)
+    made = decide(asks(4000, can_travel=False), decode(streams=9), [prefill()], rules)
+    assert (made.place, made.reason) == (PrefillPlace.LOCAL, PrefillReason.CANNOT_TRAVEL)
+
+
+def test_replica_that_sends_all_of_a_prompt_is_charged_for_all_of_it() -> None:
+    """What the decode side holds is moved too where KV goes over whole."""
+    there = decode(held_tokens=1000, streams=1)
+    parts = decide(asks(4000), there, [prefill()], RULES)
+    whole = decide(asks(4000), there, [prefill(sends_whole=True)], RULES)
+    assert parts.remote is not None
+    assert whole.remote is not None
+    expected = parts.remote.terms["transfer"] * 4000 / 3000
+    assert whole.remote.terms["transfer"] == pytest.approx(expected)

@@ -33,6 +33,7 @@ def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
         kv_used_share=0.5,
         preemptions=0,
         local_work=0.2,
+        ahead_work=1.6,
     )
     return msgspec.structs.replace(seen, **changes)
 

@@ -1,22 +1,26 @@
-"""The route that changes how many replicas a fleet has: `POST /fleet/replicas`, for loopback or the admin token.
+"""The routes that change a fleet, for loopback or the admin token.
+
+`POST /fleet/replicas`: one replica more or less; `POST /fleet/roles`: another role for one.
 
 The body is JSON and must say so: a page of another site cannot send that to loopback without asking first.
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from trimtab.core.ports import LaunchError
-from trimtab.core.types import FleetAction
+from trimtab.core.types import FleetAction, Role
 from trimtab.runtime.resize import RefusedError, Resized, Resizer
+from trimtab.runtime.role_keeper import RoleChanged, RoleRefusedError
 from trimtab.runtime.supervisor import System
 from trimtab.runtime.wire import ApiError
 
 PATH: Final = "/fleet/replicas"
+ROLES_PATH: Final = "/fleet/roles"
 BODY_BYTES_MAX: Final = 4096
 
 T = TypeVar("T")
@@ -30,9 +34,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     force: bool = False
 
 
+class AskedRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which replica is to take which role. A replica that takes whole requests is mixed, or decode beside others that
+    prefill: either word asks for it.
+    """
+
+    replica: str
+    role: Role
+
+
 def fleet_routes(system: System) -> Iterable[web.AbstractRouteDef]:
-    """Return the route. `system` may still be being built: it is first used by a request."""
-    return (web.post(PATH, _Fleet(system).change),)
+    """Return the routes. `system` may still be being built: it is first used by a request."""
+    fleet = _Fleet(system)
+    return (web.post(PATH, fleet.change), web.post(ROLES_PATH, fleet.change_role))
 
 
 class _Fleet:
@@ -41,24 +55,39 @@ class _Fleet:
     def __init__(self, system: System) -> None:
         self._system = system
         self._resizer = Resizer(system)
-        self._tasks: set[asyncio.Task[Resized]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def change(self, request: web.Request) -> web.Response:
         self._system.gateway.check_admin(request)
         asked = await read_json(request, Asked, bytes_max=BODY_BYTES_MAX)
+        return await self._answer(self._carry_out(asked))
+
+    async def change_role(self, request: web.Request) -> web.Response:
+        self._system.gateway.check_admin(request)
+        asked = await read_json(request, AskedRole, bytes_max=BODY_BYTES_MAX)
+        return await self._answer(self._set_role(asked))
+
+    async def _set_role(self, asked: AskedRole) -> RoleChanged:
+        if self._system.roles is None:
+            raise RefusedError(
+                "attached servers are others': their roles are set where they are started"
+            )
+        return await self._system.roles.set_role(asked.replica, asked.role)
+
+    async def _answer(self, work: Coroutine[Any, Any, Resized | RoleChanged]) -> web.Response:
         # Who asked may go away; a replica that drains must not be left between two states.
-        task = asyncio.create_task(self._carry_out(asked))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._over)
         try:
             done = await asyncio.shield(task)
-        except RefusedError as error:
+        except (RefusedError, RoleRefusedError) as error:
             raise ApiError(409, "invalid_request_error", "refused", str(error)) from error
         except LaunchError as error:
             raise ApiError(503, "server_error", "replica_unchanged", str(error)) from error
         return web.Response(body=msgspec.json.encode(done), content_type="application/json")
 
-    def _over(self, task: asyncio.Task[Resized]) -> None:
+    def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             # Looked at here too: whoever asked may be gone, and the ledger holds how it ended.

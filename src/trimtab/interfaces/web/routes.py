@@ -30,7 +30,8 @@ from trimtab.interfaces.web.page import (
 from trimtab.interfaces.web.recent import recent
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.ledger_rows import LedgerError
-from trimtab.runtime.supervisor import RECORDS_MAX, System
+from trimtab.runtime.recent import RECORDS_MAX
+from trimtab.runtime.supervisor import System
 from trimtab.runtime.wire import ApiError
 
 EVERY_S: Final = 1.0

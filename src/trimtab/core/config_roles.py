@@ -1,0 +1,91 @@
+"""Configuration of roles: how many replicas prefill for the others, and whether that follows the traffic."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from trimtab.core.config_base import Strict
+
+
+class RolesMode(StrEnum):
+    """Whether roles stay as they were told or follow the traffic."""
+
+    FIXED = "fixed"
+    FOLLOW = "follow"
+
+
+class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Roles of replicas that trimtab starts. Ratios are P90 over target, window means; shares from 0."""
+
+    mode: Annotated[
+        RolesMode,
+        Meta(description="`fixed`: roles change when somebody asks; `follow`: with the traffic."),
+    ] = RolesMode.FIXED
+    prefill: Annotated[
+        int, Meta(ge=0, description="Replicas that prefill for the others at the start: the last.")
+    ] = 0
+    prefill_chunk_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_536,
+            description=(
+                "Largest prefill batch of replicas that prefill; 0: engine.chunk_tokens. Another one makes a change of "
+                "role a restart."
+            ),
+        ),
+    ] = 0
+    ttft_ms: Annotated[float, Meta(gt=0, description="Target of the time to the first token.")] = (
+        2000.0
+    )
+    tpot_ms: Annotated[float, Meta(gt=0, description="Target of the time per token after it.")] = (
+        100.0
+    )
+    tick_s: Annotated[float, Meta(gt=0, description="Seconds between decisions.")] = 1.0
+    window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
+    cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a change after one.")] = (
+        180.0
+    )
+    ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a change.")] = 3
+    samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
+    act_above: Annotated[
+        float, Meta(gt=0, le=2, description="Ratio above which a phase needs a replica.")
+    ] = 0.55
+    act_below: Annotated[
+        float, Meta(gt=0, le=2, description="Ratio below which it can give one.")
+    ] = 0.40
+    rest_below: Annotated[
+        float, Meta(gt=0, le=2, description="Predicted ratio, N/(N-1), that the rest must keep.")
+    ] = 0.85
+    kv_high: Annotated[
+        float, Meta(gt=0, le=1, description="Share of KV from which the decode side is full.")
+    ] = 0.90
+    long_share_min: Annotated[
+        float,
+        Meta(ge=0, description="Replicas kept at work by long prompts from which one is worth it."),
+    ] = 0.75
+    work_low: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Busy share of prefill replicas from which one may come."),
+    ] = 0.30
+    work_high: Annotated[
+        float, Meta(gt=0, le=1, description="Busy share up to which one of them may go.")
+    ] = 0.60
+    changes_per_hour: Annotated[
+        float, Meta(gt=0, description="Most changes a replica and hour, mean over all replicas.")
+    ] = 2.0
+    transfer_high: Annotated[
+        float,
+        Meta(gt=0, le=2, description="Part of the TTFT target above which transfers are dear."),
+    ] = 0.25
+    drain_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for running requests at a change of role.")
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse marks that leave no hysteresis; raises ValueError."""
+        if self.act_below >= self.act_above:
+            raise ValueError(
+                f"act_below = {self.act_below:g} must be below act_above = {self.act_above:g}"
+            )

@@ -1,0 +1,84 @@
+"""Role control as values: what a tick saw, what was decided, and why. Closed sets; `policies.roles` decides."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RoleAction(StrEnum):
+    """What to do next. A replica changes role by draining first."""
+
+    HOLD = "hold"
+    SPLIT = "split"
+    MORE_PREFILL = "more_prefill"
+    MORE_DECODE = "more_decode"
+    MERGE = "merge"
+
+
+class RoleReason(StrEnum):
+    """Why roles move or stay. Closed: a new rule needs a new reason."""
+
+    UNKNOWN = "unknown"
+    MOVING = "moving"
+    COOLING_DOWN = "cooling_down"
+    NOT_YET = "not_yet"
+    WITHIN_BAND = "within_band"
+    DECODE_FULL = "decode_full"
+    PREFILL_NEEDS = "prefill_needs"
+    DECODE_NEEDS = "decode_needs"
+    LONG_PROMPTS_STALL = "long_prompts_stall"
+    BOTH_NEED = "both_need"
+    BOTH_LOW = "both_low"
+    REST_TOO_BUSY = "rest_too_busy"
+    FEW_LONG_PROMPTS = "few_long_prompts"
+    LAST_OF_ITS_ROLE = "last_of_its_role"
+    PREFILL_IDLE = "prefill_idle"
+    CHANGES_SPENT = "changes_spent"
+
+
+class RoleAdvice(StrEnum):
+    """What would help beside roles. Closed."""
+
+    HIGHER_LOCAL_THRESHOLD = "higher_local_threshold"
+    NEARER_PAIR = "nearer_pair"
+    LOWER_KV_PRECISION = "lower_kv_precision"
+
+
+class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tick sees. None is unknown and freezes; milliseconds are the P90 of requests that ended lately.
+
+    `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
+    `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
+    `local_work`, `ahead_work`: replicas that long prompts kept at work lately, on the decode side and sent ahead.
+    `transfer_ms_p90`: None where nothing was handed over, which freezes nothing.
+    """
+
+    at_s: float
+    prefill: int
+    decode: int
+    moving: int
+    ttft_ms_p90: float | None
+    ttft_target_ms: float
+    tpot_ms_p90: float | None
+    tpot_target_ms: float
+    samples: int
+    kv_used_share: float | None
+    preemptions: int | None
+    local_work: float | None
+    ahead_work: float | None = 0.0
+    transfer_ms_p90: float | None = None
+
+
+class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do and why; `ttft_ratio`, `tpot_ratio`: the windowed s of both phases, None where unknown.
+
+    `local_factor`: times the mark from which prompts travel; `advice`: what would help beside roles.
+    """
+
+    at_s: float
+    action: RoleAction
+    reason: RoleReason
+    ttft_ratio: float | None = None
+    tpot_ratio: float | None = None
+    local_factor: float = 1.0
+    advice: tuple[RoleAdvice, ...] = ()

@@ -1,0 +1,114 @@
+"""What the role control looks at, kept over its window; the same for a live fleet and a simulated one.
+
+Told are requests of all gateways: TTFT at the first token, TPOT at the end, hand-overs, and prompts longer than a chunk
+with the milliseconds that computing them takes, on the decode side or sent ahead. The share of KV and preemptions of
+the decode side come with each tick.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from trimtab.core.roles import RoleAction, RolesDecision, RolesSeen
+from trimtab.core.types import Role
+
+PERCENTILE: Final = 90.0
+
+Kept = deque[tuple[float, float]]
+
+
+class RoleTargets(msgspec.Struct, frozen=True, kw_only=True):
+    """What users are to get: milliseconds to the first token, and for each after it."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+class RoleSides(msgspec.Struct, frozen=True, kw_only=True):
+    """Ready replicas by role at a tick, mixed ones under `decode`; `moving`: changing role now.
+
+    `kv_used_share`: mean of the decode side; `preemptions`: since the last tick; None is unknown.
+    """
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    moving: int
+    kv_used_share: float | None
+    preemptions: int | None
+
+
+class RoleWatch:
+    """Collects what one tick sees. Times are seconds of one clock."""
+
+    def __init__(self, targets: RoleTargets, window_s: float) -> None:
+        self._targets = targets
+        self._window_s = window_s
+        self._ttft: Kept = deque()
+        self._tpot: Kept = deque()
+        self._transfers: Kept = deque()
+        self._here: Kept = deque()
+        self._ahead: Kept = deque()
+
+    def first_token(self, now_s: float, ttft_ms: float) -> None:
+        """Take in a first token."""
+        self._ttft.append((now_s, ttft_ms))
+
+    def ended(self, now_s: float, tpot_ms: float) -> None:
+        """Take in the end of an answer of more than one token."""
+        self._tpot.append((now_s, tpot_ms))
+
+    def moved(self, now_s: float, ms: float) -> None:
+        """Take in a hand-over that arrived, from its set-up to its last byte."""
+        self._transfers.append((now_s, ms))
+
+    def long_prompt(self, now_s: float, work_ms: float, *, ahead: bool) -> None:
+        """Take in a prompt longer than a chunk. `work_ms`: to compute it; `ahead`: on a prefill replica."""
+        (self._ahead if ahead else self._here).append((now_s, work_ms))
+
+    def seen(self, now_s: float, sides: RoleSides, *, since_s: float = 0.0) -> RolesSeen:
+        """Return what a tick sees. `since_s`: when watching began, before which nothing is known."""
+        for kept in (self._ttft, self._tpot, self._transfers, self._here, self._ahead):
+            while kept and kept[0][0] <= now_s - self._window_s:
+                kept.popleft()
+        length_s = min(self._window_s, now_s - since_s)
+        return RolesSeen(
+            at_s=now_s,
+            prefill=len(sides.prefill),
+            decode=len(sides.decode),
+            moving=sides.moving,
+            ttft_ms_p90=_p90(self._ttft),
+            ttft_target_ms=self._targets.ttft_ms,
+            tpot_ms_p90=_p90(self._tpot),
+            tpot_target_ms=self._targets.tpot_ms,
+            samples=min(len(self._ttft), len(self._tpot)),
+            kv_used_share=sides.kv_used_share,
+            preemptions=sides.preemptions,
+            local_work=_work(self._here, length_s),
+            ahead_work=_work(self._ahead, length_s),
+            transfer_ms_p90=_p90(self._transfers),
+        )
+
+
+def chosen(
+    made: RolesDecision, sides: RoleSides, in_flight: Callable[[str], int]
+) -> tuple[str, Role]:
+    """Return the replica that a decision changes, and into what: the one with least to finish, of equal ones the last.
+
+    So the first replicas keep their roles. The decision must not be to hold.
+    """
+    to_prefill = made.action in {RoleAction.MORE_PREFILL, RoleAction.SPLIT}
+    among: Sequence[str] = sides.decode if to_prefill else sides.prefill
+    least = min(reversed(among), key=in_flight)
+    return least, Role.PREFILL if to_prefill else Role.DECODE
+
+
+def _p90(values: Kept) -> float | None:
+    return float(np.percentile([value for _, value in values], PERCENTILE)) if values else None
+
+
+def _work(kept: Kept, length_s: float) -> float | None:
+    """Return how many replicas the prompts kept at work, None before anything was watched."""
+    return sum(ms for _, ms in kept) / 1000.0 / length_s if length_s > 0.0 else None

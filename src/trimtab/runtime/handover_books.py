@@ -1,0 +1,79 @@
+"""Writes hand-overs down once they are over, and learns from them what their links take.
+
+An engine that moves KV by itself tells of it on its metrics page only: that is read in a task of its own, off the
+request's way.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from trimtab.core.events import HandedOver
+from trimtab.core.handover import HandOver, HandOverOutcome
+from trimtab.core.ports import LedgerSink
+from trimtab.policies.prefill_pool import PrefillPool
+from trimtab.runtime.handover_passage import MeasuresLater, Passage
+
+
+class HandOverBooks:
+    """Takes hand-overs that have ended. `close` it in the end."""
+
+    def __init__(self, pool: PrefillPool, sink: LedgerSink) -> None:
+        self._pool = pool
+        self._sink = sink
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.on_hand_over: Callable[[HandOver], None] = lambda _: None
+        """Hears every hand-over that has ended."""
+
+    @property
+    def unfinished(self) -> int:
+        """Hand-overs whose bytes are still being asked for."""
+        return len(self._tasks)
+
+    def tell(self, passage: Passage, told: HandOver, cause_id: str) -> None:
+        """Write a hand-over down, after asking for its bytes where the engine alone knows them."""
+        transfer = passage.transfer
+        if isinstance(transfer, MeasuresLater) and passage.delivery is not None:
+            task = asyncio.create_task(self._tell_later(passage, transfer, told, cause_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        self._write(passage, told, cause_id)
+
+    async def close(self) -> None:
+        """Ask no engine any more; what was not answered is not written."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _tell_later(
+        self, passage: Passage, transfer: MeasuresLater, told: HandOver, cause_id: str
+    ) -> None:
+        moved = await transfer.moved(passage.target)
+        if moved is not None:
+            told = msgspec.structs.replace(
+                told,
+                bytes=_whole(moved.bytes),
+                setup_ms=moved.setup_ms,
+                transfer_ms=moved.transfer_ms,
+                descriptors=_whole(moved.descriptors),
+            )
+        self._write(passage, told, cause_id)
+
+    def _write(self, passage: Passage, told: HandOver, cause_id: str) -> None:
+        if told.outcome is HandOverOutcome.DELIVERED and told.transfer_ms is not None:
+            self._pool.moved(
+                passage.decision,
+                told.target,
+                tokens=float(told.tokens_sent or 0),
+                setup_ms=told.setup_ms or 0.0,
+                ms=told.transfer_ms + (told.export_ms or 0.0),
+                size_bytes=told.bytes,
+            )
+        self.on_hand_over(told)
+        self._sink.append(HandedOver(hand_over=told), cause_id=cause_id)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,110 @@
+"""One hand-over under way with what it holds, and what a transfer may tell of it afterwards."""
+
+from typing import Protocol, runtime_checkable
+
+from trimtab.core.decision import ReplicaView
+from trimtab.core.handover import (
+    Delivery,
+    HandOver,
+    HandOverCause,
+    HandOverOutcome,
+    Parcel,
+    PrefillDecision,
+)
+from trimtab.core.ports import KvTransfer
+
+
+class Moved(Protocol):
+    """What a transfer learned of its bytes once they were there; None is unknown."""
+
+    @property
+    def bytes(self) -> float | None:
+        """Mean bytes of a hand-over."""
+        ...
+
+    @property
+    def setup_ms(self) -> float | None:
+        """Mean time that did not depend on the bytes."""
+        ...
+
+    @property
+    def transfer_ms(self) -> float | None:
+        """Mean time of the bytes."""
+        ...
+
+    @property
+    def descriptors(self) -> float | None:
+        """Mean number of pieces that a hand-over was sent in."""
+        ...
+
+
+@runtime_checkable
+class MeasuresLater(Protocol):
+    """A transfer whose engine moves the bytes by itself and tells of it afterwards."""
+
+    async def moved(self, target: ReplicaView) -> Moved | None:
+        """Return what moved since the last call, None where nothing is known."""
+        ...
+
+
+class Passage:
+    """One hand-over under way, with what it holds."""
+
+    def __init__(
+        self,
+        decision: PrefillDecision,
+        source: ReplicaView,
+        target: ReplicaView,
+        transfer: KvTransfer,
+        began_s: float,
+    ) -> None:
+        self.decision = decision
+        self.source = source
+        self.target = target
+        self.transfer = transfer
+        self.began_s = began_s
+        self.waited_ms: float | None = None
+        self.parcel: Parcel | None = None
+        self.delivery: Delivery | None = None
+        self.outcome: HandOverOutcome | None = None
+        self.cause: HandOverCause | None = None
+        self.detail = ""
+
+    def end(self, outcome: HandOverOutcome, cause: HandOverCause | None, detail: str = "") -> None:
+        """Note how it ended; the first word counts."""
+        if self.outcome is None:
+            self.outcome, self.cause, self.detail = outcome, cause, detail
+
+    @property
+    def transfer_ms(self) -> float | None:
+        """What the request waited for its KV to come over; None where the engine moves it by itself."""
+        parcel, delivery = self.parcel, self.delivery
+        if parcel is None or delivery is None or delivery.transfer_ms is None:
+            return None
+        return parcel.export_ms + (delivery.setup_ms or 0.0) + delivery.transfer_ms
+
+    def with_prefill(self, decode_ms: float | None) -> float | None:
+        """Return what computing the prompt took in all; `decode_ms`: what the decode side computed of it."""
+        engine_ms = None if self.parcel is None else self.parcel.engine_ms
+        return None if engine_ms is None else engine_ms + (decode_ms or 0.0)
+
+    def told(self, delivered: int | None) -> HandOver:
+        """Return what the ledger keeps of it."""
+        parcel, delivery = self.parcel, self.delivery
+        return HandOver(
+            request_id=self.decision.request_id,
+            source=self.source.id,
+            target=self.target.id,
+            outcome=self.outcome or HandOverOutcome.ABANDONED,
+            cause=self.cause,
+            detail=self.detail,
+            prompt_tokens=parcel.prompt_tokens if parcel else None,
+            tokens_sent=delivery.tokens if delivery else None,
+            tokens_delivered=delivered if delivery else None,
+            bytes=delivery.bytes if delivery else parcel.bytes if parcel else None,
+            waited_ms=self.waited_ms,
+            prefill_ms=parcel.prefill_ms if parcel else None,
+            export_ms=parcel.export_ms if parcel else None,
+            setup_ms=delivery.setup_ms if delivery else None,
+            transfer_ms=delivery.transfer_ms if delivery else None,
+        )

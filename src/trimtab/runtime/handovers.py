@@ -1,0 +1,359 @@
+"""Carries prompts ahead to prefill replicas and their KV to where they are decoded, for requests already routed.
+
+For each request: the pool decides (`policies.prefill_pool`); if the prompt travels, its prefill replica computes it,
+its KV is delivered, and the decode request carries what the engine needs to find it. Whatever fails on the way, the
+request goes to its decode side as it came, which computes the prompt itself; it is never sent ahead a second time.
+
+A hand-over counts as delivered only when the decode side says that it reused what was sent. The answer is right in any
+case, because an engine computes what it does not hold: a shortfall costs time and is recorded as a failure.
+
+What a hand-over holds (its place on the prefill replica, the parcel, a slot) is freed once, in `_let_go` at the latest,
+however it ends.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+import msgspec
+
+from trimtab.core.config_handover import HandOverConfig
+from trimtab.core.cost import CostModel
+from trimtab.core.decision import ReplicaView
+from trimtab.core.handover import (
+    HandOverCause,
+    HandOverError,
+    HandOverOutcome,
+    Parcel,
+    PrefillDecision,
+    PrefillPlace,
+    PrefillReason,
+    PrefillScore,
+    shortfall,
+)
+from trimtab.core.ports import Clock, KvTransfer, LedgerSink, Prefill
+from trimtab.core.record import RequestRecord
+from trimtab.diagnosis.traffic_cost import cost_from_traffic
+from trimtab.engines.openai import edit_request
+from trimtab.engines.vllm_nixl import stays
+from trimtab.policies.local_prefill import PrefillRules
+from trimtab.policies.outliers import Outcome
+from trimtab.policies.prefill_pool import LinkRate, PrefillPool
+from trimtab.policies.router import Routed, Router
+from trimtab.runtime.exchange import Exchange
+from trimtab.runtime.guard import Guard
+from trimtab.runtime.handover_books import HandOverBooks
+from trimtab.runtime.handover_passage import Passage
+from trimtab.runtime.recorder import Measurement
+from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
+from trimtab.runtime.wire import Pairs
+
+T = TypeVar("T")
+
+RECORDS_LEARNED_FROM: Final = 600
+LEARN_EVERY: Final = 25
+ROOM_WAIT_SHARE: Final = 0.8
+"""Part of the time for a transfer that may go by waiting for room on the decode side."""
+
+_REPLICA_FAILED: Final = frozenset(
+    {
+        HandOverCause.PREFILL_UNREACHABLE,
+        HandOverCause.PREFILL_BROKE_OFF,
+        HandOverCause.EXPORT_FAILED,
+        HandOverCause.TIMED_OUT,
+    }
+)
+
+
+class HandOvers:
+    """Decides and carries out hand-overs for one gateway."""
+
+    def __init__(
+        self,
+        router: Router,
+        guard: Guard,
+        sink: LedgerSink,
+        clock: Clock,
+        config: HandOverConfig,
+        *,
+        rules: PrefillRules,
+        transfer_of: Callable[[ReplicaView], KvTransfer | None],
+        on_forget: Callable[[str], None] = lambda _: None,
+        sends_whole: bool = True,
+        cost: CostModel | None = None,
+    ) -> None:
+        """Take what decides and what moves. `cost` None: learned from traffic; until then everything stays local."""
+        self._router = router
+        self._guard = guard
+        self._clock = clock
+        self._config = config
+        self._rules = rules
+        self._transfer_of = transfer_of
+        self._on_forget = on_forget
+        self._is_told_cost = cost is not None
+        self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
+        self._unlearned = 0
+        self._under_way: set[Passage] = set()
+        self.pool = PrefillPool(
+            router.load,
+            rules,
+            cost=cost,
+            told=LinkRate(setup_ms=config.setup_ms, ms_per_token=config.ms_per_token),
+            sends_whole=sends_whole,
+        )
+        self.books = HandOverBooks(self.pool, sink)
+
+    @property
+    def under_way(self) -> int:
+        """Hand-overs that hold something now."""
+        return len(self._under_way)
+
+    def awaiting(self, replica: str) -> int:
+        """Return how many prompts a replica keeps for decode sides that are to fetch them, beyond its requests."""
+        return sum(one.source.id == replica and one.delivery is not None for one in self._under_way)
+
+    def raise_threshold(self, factor: float) -> None:
+        """Let prompts travel only from `factor` times the configured number of uncached tokens on."""
+        tokens = round(self._rules.chunk_tokens * factor)
+        self.pool.rules = msgspec.structs.replace(self._rules, chunk_tokens=tokens)
+
+    def forget(self, replica: str) -> None:
+        """Note that a replica left: what was learned of its links goes with it."""
+        self.pool.links.forget(replica)
+        self._on_forget(replica)
+
+    def use_cost(self, cost: CostModel) -> None:
+        """Decide by measured costs from now on."""
+        self._is_told_cost, self.pool.cost = True, cost
+
+    def learn(self, record: RequestRecord) -> None:
+        """Learn costs from traffic as long as nobody measured them."""
+        if self._is_told_cost or not self._router.load.has_prefill:
+            return
+        self._records.append(record)
+        self._unlearned += 1
+        if self._unlearned >= LEARN_EVERY:
+            self._unlearned = 0
+            self.pool.cost = cost_from_traffic(self._records) or self.pool.cost
+
+    @asynccontextmanager
+    async def carried(
+        self, exchange: Exchange, body: bytes, headers: Pairs, seen: Measurement
+    ) -> AsyncIterator[bytes]:
+        """Have a routed request's prompt prefilled where it is decided to be, and yield the body to send.
+
+        It is the same body unless KV was delivered. What is raised inside tells how the decode side took it.
+        """
+        passage = await self._ahead(exchange, body, headers, seen)
+        if passage is None or passage.delivery is None:
+            yield body
+            return
+        try:
+            yield edit_request(
+                body, include_usage=False, id_slot=None, fields=passage.delivery.fields
+            )
+        except HandOverError as error:
+            passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+            raise
+        except UpstreamError as error:
+            refused = isinstance(error, UpstreamRefusedError)
+            cause = HandOverCause.DECODE_REFUSED if refused else HandOverCause.DECODE_LOST
+            passage.end(HandOverOutcome.FAILED, cause, str(error))
+            raise
+        except asyncio.CancelledError:
+            passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))
+            raise
+        finally:
+            self._let_go(passage)
+
+    async def _ahead(
+        self, exchange: Exchange, body: bytes, headers: Pairs, seen: Measurement
+    ) -> Passage | None:
+        routed, load = seen.routed, self._router.load
+        assert routed is not None
+        assert routed.replica is not None
+        if not load.has_prefill:
+            return None
+        decision, factors = self._decide(routed, body, seen), self.pool.corrections
+        seen.decided_s = self._clock.mono_s()
+        seen.prefill = PrefillScore(
+            decision=decision, local_factor=factors.local, remote_factor=factors.remote
+        )
+        if decision.place is PrefillPlace.LOCAL:
+            return None
+        source = load.replica(decision.replica)
+        transfer = None if source is None else self._transfer_of(source)
+        assert source is not None
+        assert transfer is not None, "decided before"
+        passage = Passage(decision, source, routed.replica, transfer, seen.decided_s)
+        seen.passage = passage
+        self._under_way.add(passage)
+        try:
+            await self._carry(passage, routed, _what(exchange, body, headers, routed))
+        except HandOverError as error:
+            passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+        except asyncio.CancelledError:
+            passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))
+            raise
+        finally:
+            passage.waited_ms = (self._clock.mono_s() - passage.began_s) * 1000.0
+            if passage.delivery is None:
+                self._let_go(passage)
+        return passage
+
+    def _decide(self, routed: Routed, body: bytes, seen: Measurement) -> PrefillDecision:
+        assert routed.replica is not None
+        decision = self.pool.choose(routed, failed_before=seen.passage is not None)
+        if decision.place is PrefillPlace.LOCAL:
+            return decision
+        if routed.exposure.whole:
+            return msgspec.structs.replace(
+                decision,
+                place=PrefillPlace.LOCAL,
+                replica=routed.replica.id,
+                reason=PrefillReason.AS_TOLD,
+            )
+        source = self._router.load.replica(decision.replica)
+        if source is None or self._transfer_of(source) is None or stays(body) is not None:
+            return self.pool.choose(routed, can_travel=False)
+        return decision
+
+    async def _carry(self, passage: Passage, routed: Routed, what: Prefill) -> None:
+        """Prefill and deliver; the prompt counts on its prefill replica until that is over."""
+        load, index, source = self._router.load, self._router.index, passage.source
+        ahead = f"{what.request_id} ahead"
+        held = routed.request.holdings.by(source.id)
+        load.prefilled_elsewhere(what.request_id)
+        load.admitted(
+            ahead, source.id, prefill_tokens=max(1, routed.prompt_tokens - held), decode_tokens=0
+        )
+        index.record(source.id, what.blocks, self._clock.mono_s())
+        try:
+            passage.parcel = await self._prefilled(passage, what)
+            await self._deliver(passage, passage.parcel)
+        finally:
+            load.finished(ahead)
+            index.finished(source.id, what.blocks)
+
+    async def _prefilled(self, passage: Passage, what: Prefill) -> Parcel:
+        source, outcome = passage.source, Outcome.NEUTRAL
+        self._guard.sent(source.id, self._clock.mono_s())
+        try:
+            parcel = await _within(
+                self._config.prefill_timeout_s,
+                passage.transfer.prefill(what, source),
+                f"the prefill on {source.id}",
+            )
+            outcome = Outcome.OK
+        except HandOverError as error:
+            outcome = Outcome.FAILED if error.cause in _REPLICA_FAILED else Outcome.NEUTRAL
+            raise
+        finally:
+            self._guard.saw(source.id, outcome, self._clock.mono_s())
+        return parcel
+
+    async def _deliver(self, passage: Passage, parcel: Parcel) -> None:
+        wait_s = self._config.transfer_timeout_s
+        deadline_s = self._clock.mono_s() + ROOM_WAIT_SHARE * wait_s
+        self.pool.sent(passage.decision)
+        try:
+            passage.delivery = await _within(
+                wait_s,
+                passage.transfer.deliver(parcel, passage.target, deadline_s=deadline_s),
+                f"the transfer to {passage.target.id}",
+            )
+        finally:
+            self.pool.ended(passage.decision)
+
+    def _let_go(self, passage: Passage) -> None:
+        """Free what a hand-over holds; a second call changes nothing."""
+        if passage not in self._under_way:
+            return
+        self._under_way.discard(passage)
+        if passage.delivery is not None:
+            passage.transfer.release(passage.delivery)
+        if passage.parcel is not None:
+            passage.transfer.discard(passage.parcel)
+
+    def ended(self, seen: Measurement, record: RequestRecord) -> None:
+        """Judge a request that has ended: what was delivered, and how far the prediction was off."""
+        if seen.passage is not None:
+            _judge(seen.passage, seen, record)
+        if seen.prefill is None:
+            return
+        waited_ms = self._waited_ms(seen, record)
+        if waited_ms is None:
+            return
+        decision = seen.prefill.decision
+        is_local = decision.place is PrefillPlace.LOCAL
+        predicted = decision.local if is_local else decision.remote
+        self.pool.observed(decision, waited_ms)
+        error = None if predicted is None else abs(predicted.own_ms - waited_ms) / waited_ms
+        seen.prefill = msgspec.structs.replace(seen.prefill, waited_ms=waited_ms, error=error)
+
+    def _waited_ms(self, seen: Measurement, record: RequestRecord) -> float | None:
+        """Return how long a request waited for its first token after it was decided, if it went as decided."""
+        passage = seen.passage
+        if not record.ok or not record.stream or seen.first_s is None:
+            return None
+        if passage is not None and passage.outcome is not HandOverOutcome.DELIVERED:
+            return None
+        waited_ms = (seen.first_s - seen.decided_s) * 1000.0
+        return waited_ms if waited_ms > 0.0 else None
+
+    def tell(self, seen: Measurement, cause_id: str) -> None:
+        """Write a request's hand-over down, once its bytes are known, and learn what its link takes."""
+        passage = seen.passage
+        if passage is None:
+            return
+        self.books.tell(passage, passage.told(seen.report.cached_tokens), cause_id)
+
+
+def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Prefill:
+    return Prefill(
+        request_id=routed.query.request_id,
+        path=exchange.path,
+        body=body,
+        headers=tuple(headers),
+        blocks=routed.query.blocks,
+        prompt_tokens=routed.prompt_tokens,
+        deadline_s=0.0,
+    )
+
+
+def _why_left(exchange: Exchange) -> HandOverCause:
+    return HandOverCause.CLIENT_LEFT if exchange.is_gone else HandOverCause.STOPPING
+
+
+def _judge(passage: Passage, seen: Measurement, record: RequestRecord) -> None:
+    """Hold what the decode side reused against what was sent."""
+    delivery, parcel = passage.delivery, passage.parcel
+    if passage.outcome is not None or delivery is None or parcel is None:
+        return
+    if record.client_aborted:
+        passage.end(HandOverOutcome.ABANDONED, HandOverCause.CLIENT_LEFT)
+        return
+    delivered = seen.report.cached_tokens
+    missing = shortfall(
+        sent=delivery.tokens, prompt_tokens=parcel.prompt_tokens, delivered=delivered
+    )
+    if missing is None:
+        cause = HandOverCause.SHORTFALL if record.ok else HandOverCause.DECODE_LOST
+        passage.end(HandOverOutcome.FAILED, cause, "the decode side did not say what it reused")
+    elif missing:
+        words = f"{delivered} of {delivery.tokens} tokens were reused"
+        passage.end(HandOverOutcome.FAILED, HandOverCause.SHORTFALL, words)
+    else:
+        passage.end(HandOverOutcome.DELIVERED, None)
+
+
+async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise HandOverError(
+            HandOverCause.TIMED_OUT, f"{what} took more than {seconds:g} s"
+        ) from error

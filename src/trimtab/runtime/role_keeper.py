@@ -1,0 +1,216 @@
+"""Roles of a live fleet: looks once a tick, decides with the policy that the simulator drives, and changes one replica.
+
+Seen are requests when they end: TTFT, TPOT, whether the prompt was long and where it was computed. What KV is in use
+is told by slots: an embedded replica's slots are its KV, and it never preempts. A change drains the replica, waits for
+its hand-overs, then flips its role by routing; it restarts only where its role has a revision of its own.
+While a lever is being proven, or holds replicas, roles stay: the comparison would change under it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.cost import CostModel
+from trimtab.core.decision import FleetView
+from trimtab.core.events import RolesDecided
+from trimtab.core.ports import Clock, LaunchError, LedgerSink
+from trimtab.core.record import RequestRecord
+from trimtab.core.revision import Revision
+from trimtab.core.roles import RoleAction, RolesDecision, RolesSeen
+from trimtab.core.traffic import TrafficPlan, holder_of
+from trimtab.core.types import ReplicaState, Role
+from trimtab.policies.role_watch import RoleSides, RoleTargets, RoleWatch, chosen
+from trimtab.policies.roles import RoleRules, RolesState, control
+from trimtab.runtime.fleet import Fleet
+
+REASONS_EVERY_S: Final = 60.0
+"""How often another reason to hold is written down, so that one that flickers does not fill the ledger."""
+
+
+class RoleRefusedError(Exception):
+    """A replica keeps its role; the message says why."""
+
+
+class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done for somebody who asked. `roles`: of all replicas now; `event_id`: the decision in the ledger."""
+
+    replica: str
+    role: Role
+    event_id: str
+    roles: dict[str, Role]
+
+
+class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What roles need of their system. `chunk_tokens`: above which a prompt is long; `cause`: of what is decided.
+
+    `threshold`: told by how much the mark from which prompts travel is raised.
+    """
+
+    fleet: Fleet
+    view: Callable[[], FleetView]
+    plan: Callable[[], TrafficPlan]
+    cost: Callable[[], CostModel]
+    sink: LedgerSink
+    clock: Clock
+    baseline: Revision
+    chunk_tokens: int
+    threshold: Callable[[float], None]
+    cause: Callable[[], str | None]
+
+
+class RoleKeeper:
+    """Keeps the roles of one fleet. `run` ticks until cancelled; with fixed roles it waits to be asked."""
+
+    def __init__(self, config: RolesConfig, parts: RoleParts) -> None:
+        self.config = config
+        self._parts = parts
+        self._state = RolesState()
+        self._watch = self._new_watch()
+        self._since_s: float | None = None
+        self._lock = asyncio.Lock()
+        self._said: tuple[str, float] = ("", float("-inf"))
+        self._changing: asyncio.Task[None] | None = None
+
+    def use_config(self, config: RolesConfig) -> None:
+        """Decide by another configuration from the next tick on; what was watched starts anew if its window did."""
+        before, self.config = self.config, config
+        if (before.window_s, before.ttft_ms, before.tpot_ms) != (
+            config.window_s,
+            config.ttft_ms,
+            config.tpot_ms,
+        ):
+            self._watch, self._since_s = self._new_watch(), None
+
+    def _new_watch(self) -> RoleWatch:
+        targets = RoleTargets(ttft_ms=self.config.ttft_ms, tpot_ms=self.config.tpot_ms)
+        return RoleWatch(targets, self.config.window_s)
+
+    def revision_for(self, role: Role) -> Revision:
+        """Return what a replica of a role runs."""
+        chunk_tokens = self.config.prefill_chunk_tokens
+        if role is not Role.PREFILL or chunk_tokens == 0:
+            return self._parts.baseline
+        return self._parts.baseline.replace(chunk_tokens=chunk_tokens)
+
+    def on_record(self, record: RequestRecord) -> None:
+        """Take in a request that ended; one that failed teaches nothing."""
+        if not record.ok:
+            return
+        now_s = self._parts.clock.mono_s()
+        if record.ttft_ms is not None:
+            self._watch.first_token(now_s, record.ttft_ms)
+        if record.tpot_ms is not None:
+            self._watch.ended(now_s, record.tpot_ms)
+        ahead = record.prefill_replica is not None
+        if ahead and record.phases.transfer_ms is not None:
+            self._watch.moved(now_s, record.phases.transfer_ms)
+        tokens = record.tokens.prompt if ahead else record.tokens.computed
+        if tokens is not None and tokens > self._parts.chunk_tokens:
+            work_ms = self._parts.cost().prefill_ms(tokens)
+            self._watch.long_prompt(now_s, work_ms, ahead=ahead)
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self.config.tick_s)
+                if self.config.mode is RolesMode.FOLLOW:
+                    self.tick()
+        finally:
+            if self._changing is not None:
+                self._changing.cancel()
+                await asyncio.gather(self._changing, return_exceptions=True)
+
+    def tick(self) -> RolesDecision:
+        """Decide once, and begin the change that was decided."""
+        now_s = self._parts.clock.mono_s()
+        if self._since_s is None:
+            self._since_s = now_s
+        sides = self._sides()
+        seen = self._watch.seen(now_s, sides, since_s=self._since_s)
+        before = self._state
+        self._state, made = control(before, seen, self._rules())
+        self._parts.threshold(made.local_factor)
+        held = holder_of(self._parts.plan())
+        if made.action is not RoleAction.HOLD and held:
+            # Nothing moved, so nothing cools down.
+            self._state = before
+            self._say(RolesDecided(decision=made, seen=seen, because=held), made, now_s)
+        elif made.action is RoleAction.HOLD:
+            self._say(RolesDecided(decision=made, seen=seen), made, now_s)
+        else:
+            self._begin(made, seen, sides)
+        return made
+
+    def _rules(self) -> RoleRules:
+        values = msgspec.structs.asdict(self.config)
+        return RoleRules(**{name: values[name] for name in RoleRules.__struct_fields__})
+
+    def _sides(self) -> RoleSides:
+        view = self._parts.view()
+        ready = [one for one in view.replicas if one.state is ReplicaState.READY]
+        decode = [one for one in ready if one.role is not Role.PREFILL]
+        used = [min(1.0, one.in_flight / one.slots) for one in decode if one.slots > 0]
+        return RoleSides(
+            prefill=tuple(one.id for one in ready if one.role is Role.PREFILL),
+            decode=tuple(one.id for one in decode),
+            moving=int(self._lock.locked()),
+            kv_used_share=sum(used) / len(used) if used else None,
+            preemptions=0,
+        )
+
+    def _say(self, event: RolesDecided, made: RolesDecision, now_s: float) -> None:
+        """Write a hold down if its reason is another than the last one written, and not too often."""
+        reason = event.because or made.reason.value
+        said, at_s = self._said
+        if reason != said and now_s - at_s >= REASONS_EVERY_S:
+            self._said = (reason, now_s)
+            self._parts.sink.append(event, cause_id=self._parts.cause())
+
+    def _begin(self, made: RolesDecision, seen: RolesSeen, sides: RoleSides) -> None:
+        view = {one.id: one.in_flight for one in self._parts.view().replicas}
+        replica, role = chosen(made, sides, view.__getitem__)
+        event = RolesDecided(decision=made, seen=seen, replica=replica, role=role)
+        cause = self._parts.sink.append(event, cause_id=self._parts.cause(), durable=True)
+        self._changing = asyncio.create_task(self._follow(replica, role, cause))
+
+    async def _follow(self, replica: str, role: Role, cause: str) -> None:
+        try:
+            await self._change(replica, role, cause)
+        except LaunchError as error:
+            # It serves on in its old role, or restarts; the control decides again after its cool-down.
+            self._parts.sink.append(
+                RolesDecided(replica=replica, because=str(error)), cause_id=cause
+            )
+
+    async def _change(self, replica: str, role: Role, cause: str) -> None:
+        async with self._lock:
+            await self._parts.fleet.take_role(
+                replica,
+                role,
+                self.revision_for(role),
+                drain_timeout_s=self.config.drain_s,
+                cause_id=cause,
+            )
+
+    async def set_role(self, replica: str, role: Role) -> RoleChanged:
+        """Change a role because a person asked; raises `RoleRefusedError`, `LaunchError` (it serves on as before)."""
+        fleet = self._parts.fleet
+        if replica not in fleet.replica_ids():
+            known = ", ".join(fleet.replica_ids())
+            raise RoleRefusedError(f"there is no replica {replica!r}, only {known}")
+        held = holder_of(self._parts.plan())
+        if held:
+            raise RoleRefusedError(held)
+        if role is not Role.PREFILL and fleet.info(replica).role is not Role.PREFILL:
+            raise RoleRefusedError(f"{replica} takes whole requests already")
+        if role is Role.PREFILL and fleet.info(replica).role is Role.PREFILL:
+            raise RoleRefusedError(f"{replica} prefills already")
+        asked = RolesDecided(replica=replica, role=role, because="a person asked")
+        cause = self._parts.sink.append(asked, cause_id=self._parts.cause(), durable=True)
+        await self._change(replica, role, cause)
+        roles = {info.id: info.role for info in fleet.infos()}
+        return RoleChanged(replica=replica, role=roles[replica], event_id=cause, roles=roles)

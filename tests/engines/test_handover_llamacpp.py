@@ -1,0 +1,210 @@
+"""A prompt prefilled on one real llama.cpp replica and decoded on another, through the whole gateway."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig, LedgerConfig
+from trimtab.core.config_handover import HandOverConfig, PlaceRule
+from trimtab.core.config_roles import RolesConfig
+from trimtab.core.events import HandedOver, RequestServed
+from trimtab.core.handover import HandOver, HandOverOutcome, PrefillPlace, PrefillReason
+from trimtab.core.record import RequestRecord
+from trimtab.policies.local_prefill import PrefillRules
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.supervisor import System
+
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(240)]
+
+CHAT = "/v1/chat/completions"
+PROMPT_TOKENS_MIN = 1_300
+
+
+def prompt(name: str, *, sentences: int = 75) -> str:
+    """Return a text of more than 1,300 tokens that no other name gives."""
+    return " ".join(
+        f"Note {number} of {name}: keep valve {number % 7} closed until gauge {number % 11} reads zero."
+        for number in range(sentences)
+    )
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"{text} What is to be kept closed?"}]
+    return {"messages": messages, "temperature": 0, "max_tokens": 24, "seed": 7} | fields
+
+
+class Served:
+    """A system of one replica that prefills and one that decodes, with a client."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+
+    async def ask(self, asked: dict[str, Any]) -> str:
+        """Ask without a stream and return the text."""
+        async with self.http.post(self.system.url + CHAT, json=asked) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return str(answer["choices"][0]["message"]["content"])
+
+    async def stream(self, asked: dict[str, Any]) -> bytes:
+        async with self.http.post(self.system.url + CHAT, json=asked | {"stream": True}) as answer:
+            return await answer.read()
+
+    async def alone(self, asked: dict[str, Any], replica: str) -> str:
+        """Ask one replica itself, past the gateway."""
+        url = self.system.ready_url(replica)
+        async with self.http.post(url + CHAT, json=asked) as response:
+            answer = await response.json()
+            return str(answer["choices"][0]["message"]["content"])
+
+    @property
+    def roles(self) -> dict[str, str]:
+        return {info.role.value: info.id for info in self.system.fleet.infos()}
+
+    async def told(self, count: int) -> list[HandOver]:
+        """Return the hand-overs that the ledger has, once there are so many."""
+        async with asyncio.timeout(10):
+            while True:
+                await self.system.ledger.flush()
+                events = [one.event for one in self.system.ledger.read()]
+                found = [one.hand_over for one in events if isinstance(one, HandedOver)]
+                if len(found) >= count:
+                    return found
+                await asyncio.sleep(0.05)
+
+    def record(self) -> RequestRecord:
+        return self.system.records[-1]
+
+    def decisions(self) -> list[RequestServed]:
+        events = [one.event for one in self.system.ledger.read()]
+        return [one for one in events if isinstance(one, RequestServed)]
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """Two replicas of two slots: one prefills for the other, every prompt is told to travel."""
+    config = Config(
+        engine=EngineConfig(slots=2, context_tokens=2048, threads=1),
+        fleet=FleetConfig(replicas=2, stop_grace_s=5),
+        gateway=GatewayConfig(port=0),
+        ledger=LedgerConfig(path=str(tmp_path / "ledger.sqlite")),
+        roles=RolesConfig(prefill=1),
+        handover=HandOverConfig(place=PlaceRule.REMOTE),
+    )
+    system = System(
+        config,
+        SystemClock(),
+        command="test",
+        log_folder=tmp_path / "logs",
+        secret_path=tmp_path / "secret",
+    )
+    async with system:
+        made = Served(system)
+        yield made
+        await made.http.close()
+
+
+def parcels(system: System) -> list[str]:
+    return [path.name for path in system.launcher.slot_folder.glob("parcel-*")]
+
+
+async def test_prompt_decoded_elsewhere_gives_the_text_that_it_gives_alone(served: Served) -> None:
+    """At temperature 0 the text equals that of a replica alone; bytes and times are told; a repeat is a local hit."""
+    asked = body(prompt("hall"))
+    decode, prefill = served.roles["decode"], served.roles["prefill"]
+    handed = await served.ask(asked)
+    (one,) = await served.told(1)
+    # Past the gateway, and on a slot that holds nothing of it.
+    other = await served.alone(body("Hello."), decode)
+    assert other
+    expected = await served.alone(asked | {"cache_prompt": False}, prefill)
+    assert handed == expected
+    assert (one.source, one.target, one.outcome) == (prefill, decode, HandOverOutcome.DELIVERED)
+    assert one.prompt_tokens is not None
+    assert one.prompt_tokens > PROMPT_TOKENS_MIN
+    assert (one.tokens_sent, one.tokens_delivered) == (one.prompt_tokens, one.prompt_tokens - 1)
+    assert one.bytes is not None
+    assert one.bytes > one.prompt_tokens * 20_000
+    assert one.export_ms is not None
+    assert one.transfer_ms is not None
+    record = served.record()
+    assert (record.replica, record.prefill_replica) == (decode, prefill)
+    assert parcels(served.system) == []
+    served.system.hand_overs.pool.rules = PrefillRules(chunk_tokens=256)
+    again = await served.ask(asked)
+    repeated = served.record()
+    decision = served.decisions()[-1].prefill
+    assert again == handed
+    assert decision is not None
+    assert (decision.decision.place, decision.decision.reason) == (
+        PrefillPlace.LOCAL,
+        PrefillReason.CACHED,
+    )
+    assert repeated.tokens.delivered == one.prompt_tokens - 1
+
+
+async def test_sampled_text_is_the_same_wherever_the_prompt_was_computed(served: Served) -> None:
+    """With a temperature and a seed the decode side samples as it would alone: no sampler state has to travel."""
+    asked = body(prompt("cellar"), temperature=0.8, repeat_penalty=1.3, presence_penalty=0.4)
+    handed = await served.ask(asked)
+    (one,) = await served.told(1)
+    expected = await served.alone(asked | {"cache_prompt": False}, served.roles["prefill"])
+    assert (one.outcome, handed) == (HandOverOutcome.DELIVERED, expected)
+
+
+async def test_first_token_comes_from_the_decode_side(served: Served) -> None:
+    """A stream's TTFT holds prefill and transfer; the gap after its first token is told apart from both."""
+    await served.stream(body(prompt("loft")))
+    await served.told(1)
+    record = served.record()
+    assert record.ok
+    assert record.ttft_ms is not None
+    assert record.second_gap_ms is not None
+    assert record.phases.prefill_ms is not None
+    assert record.phases.transfer_ms is not None
+    assert record.ttft_ms > record.phases.prefill_ms
+    assert record.second_gap_ms < record.phases.prefill_ms
+
+
+async def test_killed_prefill_replica_costs_time_and_not_the_answer(served: Served) -> None:
+    """`kill -9` while a prompt is computed there: the right text, a recorded cause, no file left."""
+    asked = body(prompt("attic"))
+    asking = asyncio.create_task(served.ask(asked))
+    prefill = served.roles["prefill"]
+    async with asyncio.timeout(20):
+        while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    pid = served.system.launcher.pid(prefill)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    handed = await asking
+    (one,) = await served.told(1)
+    expected = await served.alone(asked | {"cache_prompt": False}, served.roles["decode"])
+    assert handed == expected
+    assert one.outcome is HandOverOutcome.FAILED
+    assert one.cause is not None
+    assert (parcels(served.system), served.system.hand_overs.under_way) == ([], 0)
+
+
+async def test_client_that_leaves_frees_slots_and_files(served: Served) -> None:
+    """Three clients leave while their prompts are computed; nothing is kept, and the next request is served."""
+    for number in range(3):
+        asking = asyncio.create_task(served.stream(body(prompt(f"room {number}"))))
+        async with asyncio.timeout(20):
+            while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    told = await served.told(3)
+    text = await served.ask(body(prompt("garden")))
+    assert {one.outcome for one in told} == {HandOverOutcome.ABANDONED}
+    assert text
+    assert (parcels(served.system), served.system.hand_overs.under_way) == ([], 0)

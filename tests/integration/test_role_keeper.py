@@ -1,0 +1,277 @@
+"""Roles of a fleet that follow its traffic: what a tick sees of records, what it changes, and what holds it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from harness import COST
+from test_fleet_lifecycle import OLD, Harness, Sink
+
+from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.events import RolesDecided
+from trimtab.core.lever import Comparison
+from trimtab.core.record import Phases, RequestRecord, Tokens
+from trimtab.core.roles import RoleAction, RoleReason
+from trimtab.core.traffic import CandidatePlan, TrafficPlan
+from trimtab.core.types import Role
+from trimtab.policies.loadstate import LoadState
+from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.role_keeper import RoleKeeper, RoleParts, RoleRefusedError
+
+CHUNK = 256
+FOLLOW = RolesConfig(
+    mode=RolesMode.FOLLOW,
+    ttft_ms=1000.0,
+    tpot_ms=50.0,
+    window_s=30.0,
+    cooldown_s=0.0,
+    ticks=1,
+    samples_min=5,
+)
+
+
+class Steps:
+    """A clock that goes on by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def mono_s(self) -> float:
+        return self.now_s
+
+
+class Kept:
+    """A fleet of three on a scripted launcher, the last of which prefills, with its keeper and load state."""
+
+    def __init__(self, config: RolesConfig = FOLLOW) -> None:
+        self.harness = Harness()
+        self.load = LoadState()
+        self.clock = Steps()
+        self.sink: Sink = self.harness.sink
+        self.plan = TrafficPlan(policy="round_robin")
+        self.thresholds: list[float] = []
+        fleet = self.harness.fleet
+        fleet._on_change = self._changed
+        self.keeper = RoleKeeper(
+            config,
+            RoleParts(
+                fleet=fleet,
+                view=lambda: self.load.view(self.clock.now_s),
+                plan=lambda: self.plan,
+                cost=lambda: COST,
+                sink=self.sink,
+                clock=self.clock,
+                baseline=OLD,
+                chunk_tokens=CHUNK,
+                threshold=self.thresholds.append,
+                cause=lambda: "start",
+            ),
+        )
+
+    def _changed(self, info: ReplicaInfo) -> None:
+        self.load.set_replica(
+            id=info.id,
+            url=info.url,
+            role=info.role,
+            revision=info.revision.id,
+            state=info.state,
+            slots=4,
+        )
+
+    async def start(self) -> None:
+        names = ("r0", "r1", "r2")
+        await self.harness.fleet.start(dict.fromkeys(names, OLD), roles={"r2": Role.PREFILL})
+        self.keeper.tick()
+        self.clock.now_s = 20.0
+
+    def serves(self, count: int, **changes: object) -> None:
+        """Let requests end now."""
+        for at in range(count):
+            self.keeper.on_record(msgspec.structs.replace(record(at), **changes))
+
+    @property
+    def decided(self) -> list[RolesDecided]:
+        return self.sink.of(RolesDecided)
+
+    def roles(self) -> dict[str, Role]:
+        return {info.id: info.role for info in self.harness.fleet.infos()}
+
+    async def settle(self) -> None:
+        """Wait for the change that a tick began."""
+        assert self.keeper._changing is not None
+        await asyncio.wait_for(asyncio.shield(self.keeper._changing), 5)
+
+
+def record(at: int) -> RequestRecord:
+    """A short request that is half of both targets."""
+    return RequestRecord(
+        request_id=f"q{at}",
+        arrived_at_s=0.0,
+        finished_at_s=1.0,
+        endpoint="/v1/chat/completions",
+        stream=True,
+        ttft_ms=500.0,
+        tpot_ms=25.0,
+        tokens=Tokens(prompt=100, delivered=0, output=20),
+        status=200,
+    )
+
+
+@pytest.fixture
+async def kept() -> AsyncIterator[Kept]:
+    one = Kept()
+    await one.start()
+    yield one
+    await one.harness.fleet.stop()
+
+
+async def test_decode_that_needs_gets_the_prefill_replica_that_has_nothing_to_do(
+    kept: Kept,
+) -> None:
+    """Answers are slow and no prompt is long: the last prefill replica takes whole requests."""
+    kept.serves(10, tpot_ms=45.0)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS)
+    await kept.settle()
+    assert set(kept.roles().values()) == {Role.MIXED}
+    [event] = [one for one in kept.decided if one.replica is not None]
+    assert (event.replica, event.role, event.seen and event.seen.samples) == ("r2", Role.DECODE, 10)
+    followed = [cause for cause in kept.sink.causes if cause and cause.startswith("e")]
+    assert followed, "what the replica did has the decision for its cause"
+
+
+async def test_long_prompts_beside_answers_ask_for_another_prefill_replica(kept: Kept) -> None:
+    """Two replicas' worth of them was computed where answers run; work counts by measured cost."""
+    long = Tokens(prompt=4000, delivered=0, output=20)
+    kept.serves(10, tpot_ms=45.0, tokens=long)
+    kept.serves(1, prefill_replica="r2", tokens=long)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL)
+    await kept.settle()
+    assert kept.roles() == {"r0": Role.DECODE, "r1": Role.PREFILL, "r2": Role.PREFILL}
+
+
+async def test_prefill_replica_with_nothing_to_do_answers_where_answers_are_slow(
+    kept: Kept,
+) -> None:
+    """Long prompts are computed beside answers though it is there: another one like it would help nobody."""
+    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS)
+
+
+async def test_cached_and_handed_over_prompts_are_no_work_beside_answers(kept: Kept) -> None:
+    """A long prompt that the replica held, and one that was sent ahead, stall nobody there."""
+    kept.serves(5, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=3990, output=20))
+    kept.serves(
+        5,
+        tpot_ms=45.0,
+        tokens=Tokens(prompt=4000, delivered=3999, output=20),
+        prefill_replica="r2",
+        phases=Phases(transfer_ms=20.0),
+    )
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE)
+
+
+async def test_full_slots_of_the_decode_side_ask_for_more_decode(kept: Kept) -> None:
+    """A late first token is no want of prefill where the decode side is full."""
+    for at in range(4):
+        for replica in ("r0", "r1"):
+            kept.load.admitted(f"{replica}{at}", replica, prefill_tokens=1, decode_tokens=9)
+    kept.serves(10, ttft_ms=5000.0)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MORE_DECODE, RoleReason.DECODE_FULL)
+
+
+async def test_too_few_requests_change_nothing(kept: Kept) -> None:
+    """Unknown freezes."""
+    kept.serves(4, tpot_ms=500.0)
+    assert kept.keeper.tick().reason is RoleReason.UNKNOWN
+    assert kept.roles()["r2"] is Role.PREFILL
+
+
+async def test_failed_requests_teach_nothing(kept: Kept) -> None:
+    """Their times are not what users got."""
+    kept.serves(10, tpot_ms=500.0, status=502)
+    assert kept.keeper.tick().reason is RoleReason.UNKNOWN
+
+
+async def test_roles_stay_while_a_lever_is_proven_and_no_time_is_lost_by_it(kept: Kept) -> None:
+    """The comparison would change under it; once it is over the change is made at the next tick."""
+    candidate = CandidatePlan(
+        lever="ngram",
+        share=0.1,
+        policy=None,
+        replicas=("r1",),
+        comparison=Comparison.SIDE_BY_SIDE,
+        started_at_s=0.0,
+        block_s=1.0,
+        edge_s=0.0,
+    )
+    kept.plan = TrafficPlan(policy="round_robin", candidate=candidate)
+    kept.serves(10, tpot_ms=45.0)
+    kept.keeper.tick()
+    assert kept.roles()["r2"] is Role.PREFILL
+    with pytest.raises(RoleRefusedError, match="ngram is being proven"):
+        await kept.keeper.set_role("r2", Role.MIXED)
+    kept.plan = TrafficPlan(policy="round_robin")
+    kept.keeper.tick()
+    await kept.settle()
+    assert kept.roles()["r2"] is Role.MIXED
+
+
+async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kept) -> None:
+    """Half of the target goes by on the link: the mark doubles, and what would help is said."""
+    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    made = kept.keeper.tick()
+    assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
+
+
+async def test_change_that_does_not_drain_is_told_and_the_replica_serves_on(kept: Kept) -> None:
+    """It is not tried again at once."""
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, drain_s=0.05))
+    kept.harness.in_flight = 1
+    kept.serves(10, tpot_ms=45.0)
+    kept.keeper.tick()
+    await kept.settle()
+    kept.harness.in_flight = 0
+    assert kept.roles()["r2"] is Role.PREFILL
+    assert "1 requests still ran" in kept.decided[-1].because
+
+
+async def test_person_changes_a_role_and_the_answer_names_all(kept: Kept) -> None:
+    """With what was decided in the ledger; the same again is refused, as is a name that is not there."""
+    done = await kept.keeper.set_role("r1", Role.PREFILL)
+    assert done.roles == {"r0": Role.DECODE, "r1": Role.PREFILL, "r2": Role.PREFILL}
+    assert kept.decided[-1].because == "a person asked"
+    for replica, role, words in (
+        ("r1", Role.PREFILL, "prefills already"),
+        ("r0", Role.MIXED, "takes whole requests already"),
+        ("r9", Role.MIXED, "there is no replica 'r9'"),
+    ):
+        with pytest.raises(RoleRefusedError, match=words):
+            await kept.keeper.set_role(replica, role)
+
+
+async def test_role_with_its_own_chunk_restarts_the_replica_into_it() -> None:
+    """`roles.prefill_chunk_tokens` is what replicas that prefill run, and the baseline what others do."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_chunk_tokens=64))
+    await one.start()
+    await one.keeper.set_role("r1", Role.PREFILL)
+    assert one.harness.fleet.info("r1").revision == OLD.replace(chunk_tokens=64)
+    await one.keeper.set_role("r1", Role.MIXED)
+    assert one.harness.fleet.info("r1").revision == OLD
+    await one.harness.fleet.stop()
+
+
+async def test_reason_to_hold_is_written_down_once(kept: Kept) -> None:
+    """A control that holds for an hour does not fill the ledger."""
+    for _ in range(50):
+        kept.clock.now_s += 1.0
+        kept.keeper.tick()
+    assert len(kept.decided) == 1
