@@ -2,7 +2,8 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trimtab.core.events import Envelope
@@ -67,6 +68,22 @@ class SqliteReader:
         where, parameters = wanted.where()
         found = list(self._select(where, parameters, f"ORDER BY seq DESC LIMIT {int(limit)}"))
         return [row.envelope() for row in reversed(found)]
+
+    def latest(
+        self, kinds: Iterable[str], *, before_seq: int | None = None, limit: int
+    ) -> Sequence[Envelope]:
+        """Return the newest events of some kinds, newest first; `before_seq`: only those before it.
+
+        Each kind is found by the index, however many requests lie between two of them.
+        """
+        before = sys.maxsize if before_seq is None else before_seq
+        where, tail = (
+            f"kind = ? AND {_INDEXED} AND seq < ?",
+            f"ORDER BY seq DESC LIMIT {int(limit)}",
+        )
+        found = [row for kind in kinds for row in self._select(where, (kind, before), tail)]
+        found.sort(key=lambda row: -row.seq)
+        return [row.envelope() for row in found[:limit]]
 
     def stream(self, wanted: Filter) -> Iterator[Envelope]:
         """Yield the events that are wanted in order, one at a time."""

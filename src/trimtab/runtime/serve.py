@@ -139,6 +139,7 @@ async def _until(stop: asyncio.Event, advising: "asyncio.Task[None]", control: C
 
 def _resumed(system: System) -> Resumed:
     state = _state(Path(system.config.ledger.path))
+    system.gateway.metrics.rollouts.seed(state)
     configured = system.config.fleet.replicas
     replicas = () if system.attached is not None else remembered(state, configured)
     return resume(

@@ -129,7 +129,10 @@ class System:
         self.fleet, self.probes, self.processes = backing.fleet, backing.probes, backing.processes
         self.attached, self._launcher = backing.attached, backing.launcher
         self.telemetry = Telemetry(
-            config.telemetry, lambda: (self.baseline.model.name, self.baseline.engine)
+            config.telemetry,
+            lambda: (self.baseline.model.name, self.baseline.engine),
+            self.clock,
+            self.run_id,
         )
         self.gateway = Gateway(
             config.gateway,
@@ -157,9 +160,14 @@ class System:
                 secret_path=secret_path,
             ),
         )
-        self.gateway.metrics.show_fleet(self._figures)
+        metrics = self.gateway.metrics
+        metrics.show_fleet(self.figures)
+        metrics.rollouts.ledger_healthy = lambda: self.ledger.healthy
+        metrics.rollouts.told = self.telemetry.verdicts.counts
+        self.ledger.hears = (metrics.rollouts.heard, self.telemetry.verdicts.heard)
 
-    def _figures(self) -> Iterable[ReplicaFigures]:
+    def figures(self) -> Iterable[ReplicaFigures]:
+        """Return every replica as /metrics shows it."""
         return figures_of(
             self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
         )
@@ -190,6 +198,7 @@ class System:
                 **(settings or {}),
             },
         )
+        self.telemetry.verdicts.start()
         self.started_event = self.ledger.append(started, cause_id=None, durable=True)
         if plan is not None:
             self.router.plan = plan
@@ -240,7 +249,7 @@ class System:
                     RunEnded(run_id=self.run_id, reason=reason), cause_id=self.started_event
                 )
                 self.ledger.close()
-                self.telemetry.close()
+                await self.telemetry.close()
 
     @property
     def launcher(self) -> LlamaCppLauncher:
