@@ -29,6 +29,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -56,6 +57,7 @@ from trimtab.core.narrate_words import (
     tell_readings,
     tell_record,
     tell_request,
+    tell_scores,
     tell_speculation,
     tell_trigger,
     tell_verification,
@@ -123,6 +125,7 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
         case (
             CutsKept()
             | VerificationDue()
+            | QualityScored()
             | TriggerMoved()
             | BudgetsRead()
             | Effect()
@@ -326,6 +329,7 @@ def _words(state: RolloutState) -> str:
 def _tell_outcome(
     event: CutsKept
     | VerificationDue
+    | QualityScored
     | TriggerMoved
     | BudgetsRead
     | Effect
@@ -339,6 +343,8 @@ def _tell_outcome(
             return "\n".join([f"Cuts kept: {kept}.", *refused])
         case VerificationDue():
             return tell_verification(event)
+        case QualityScored():
+            return tell_scores(event.scores)
         case TriggerMoved():
             return tell_trigger(event)
         case BudgetsRead():

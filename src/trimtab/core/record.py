@@ -73,7 +73,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything measured about one request; the unit that gates, diagnoses and reports are computed from.
 
     `tenant`: whose key it showed; `retries`: how often it was sent anew, nothing having reached the client;
-    `salt_ignored`: it named a cache salt of its own, which its tenant's went over.
+    `salt_ignored`: it named a cache salt of its own, which its tenant's went over; `model`: the one it named;
+    `marks`: headers that a slice is drawn by, as name and keyed hash of the value; `output_valid`: whether the output
+    of a request that asked for JSON is JSON, None where nothing was asked or it was not whole.
     """
 
     request_id: str
@@ -114,6 +116,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.NORMAL
     retries: int = 0
     salt_ignored: bool = False
+    model: str | None = None
+    marks: tuple[str, ...] = ()
+    output_valid: bool | None = None
     prompt_hash: str | None = None
     output_hash: str | None = None
     segments: tuple[Segment, ...] = ()

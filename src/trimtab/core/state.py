@@ -33,6 +33,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -49,6 +50,7 @@ from trimtab.core.events import (
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, TriggerSpec
+from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState, RolloutState, Verdict
@@ -88,7 +90,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A lever: its record, where its rollout is, what the last look said, what was kept, what it did.
 
     `proposal_id` is the id of the event that proposed it; `effects` has the latest per metric and cut.
-    `verification`: why it is to be verified again, None once it was.
+    `verification`: why it is to be verified again, None once it was. `scores`: its evaluations, the last ones.
     """
 
     record: LeverRecord | None = None
@@ -106,6 +108,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     triggers: dict[str, TriggerStatus] = {}
     effects: dict[str, Effect] = {}
     verification: VerificationDue | None = None
+    scores: tuple[Scores, ...] = ()
 
     @property
     def is_held_off(self) -> bool:
@@ -141,6 +144,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EMPTY = State()
+
+SCORES_MAX = 64
+"""Evaluations of one lever that are remembered."""
 
 VERIFYING = frozenset({RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED})
 """A move out of these answers what was to be verified: the gates were asked, or it went back."""
@@ -224,6 +230,7 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
             | GatesEvaluated()
             | CutsKept()
             | VerificationDue()
+            | QualityScored()
             | TriggerMoved()
             | Effect()
         ):
@@ -296,7 +303,13 @@ def _proposed(envelope: Envelope, record: LeverRecord) -> LeverStatus:
 def _apply_lever(
     status: LeverStatus,
     at_s: float,
-    event: RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved | Effect,
+    event: RolloutMoved
+    | GatesEvaluated
+    | CutsKept
+    | VerificationDue
+    | QualityScored
+    | TriggerMoved
+    | Effect,
 ) -> LeverStatus:
     match event:
         case RolloutMoved():
@@ -315,6 +328,9 @@ def _apply_lever(
             )
         case VerificationDue():
             return msgspec.structs.replace(status, verification=event)
+        case QualityScored():
+            kept = (*status.scores, event.scores)[-SCORES_MAX:]
+            return msgspec.structs.replace(status, scores=kept)
         case CutsKept():
             return msgspec.structs.replace(status, kept=event.kept, refused=event.refused)
         case TriggerMoved():

@@ -4,7 +4,7 @@ import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.lever import LeverRecord
-from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
+from trimtab.core.traffic import CandidatePlan, Preference, Reserve, TrafficPlan
 
 
 def with_slice(
@@ -15,8 +15,12 @@ def with_slice(
     policy: str | None,
     replicas: tuple[str, ...],
     now_s: float,
+    without: tuple[Cut, ...] = (),
 ) -> TrafficPlan:
-    """Return the plan that exposes the first slice; its clock of blocks starts now."""
+    """Return the plan that exposes the first slice; its clock of blocks starts now.
+
+    `without`: cuts that are kept off it, beside those that its record names.
+    """
     candidate = CandidatePlan(
         lever=record.name,
         share=share,
@@ -27,8 +31,20 @@ def with_slice(
         block_s=record.ramp.block_s,
         edge_s=record.ramp.edge_s,
         cuts=record.cuts,
+        without=(*record.without, *without),
+        sticky_by=record.ramp.sticky_by,
     )
     return msgspec.structs.replace(plan, candidate=candidate)
+
+
+def with_cuts_out(plan: TrafficPlan, cuts: tuple[Cut, ...]) -> TrafficPlan:
+    """Return the plan in which these cuts are kept off the slice too; raises RuntimeError without a slice."""
+    if plan.candidate is None:
+        raise RuntimeError("no lever is being proven: there is no slice to take a cut from")
+    out = plan.candidate.without
+    more = tuple(cut for cut in cuts if cut not in out)
+    smaller = msgspec.structs.replace(plan.candidate, without=(*out, *more))
+    return msgspec.structs.replace(plan, candidate=smaller)
 
 
 def with_share(plan: TrafficPlan, share: float) -> TrafficPlan:
@@ -51,12 +67,27 @@ def with_adopted(
     policy: str | None,
     cuts: tuple[Cut, ...],
     replicas: tuple[str, ...],
+    without: tuple[Cut, ...] = (),
 ) -> TrafficPlan:
-    """Return the plan that gives a lever what it was proven for: a routing policy for all, or replicas for cuts."""
+    """Return the plan that gives a lever what it was proven for: a routing policy for all, or replicas for cuts.
+
+    `without`: cuts that stay as they were. So does the holdback share that the record names.
+    """
     plan = without_slice(plan)
+    holdback = record.ramp.holdback_share
     if policy is not None:
-        return msgspec.structs.replace(plan, policy=policy)
-    wanted = Preference(lever=record.name, cuts=cuts, replicas=replicas)
+        reserve = Reserve(
+            lever=record.name, policy=plan.policy, cuts=without, holdback_share=holdback
+        )
+        kept = (*plan.reserves, reserve) if without or holdback else plan.reserves
+        return msgspec.structs.replace(plan, policy=policy, reserves=kept)
+    wanted = Preference(
+        lever=record.name,
+        cuts=cuts,
+        replicas=replicas,
+        without=without,
+        holdback_share=holdback,
+    )
     return msgspec.structs.replace(plan, preferences=(*plan.preferences, wanted))
 
 
@@ -65,5 +96,6 @@ def with_lever_off(
 ) -> TrafficPlan:
     """Return the plan without an adopted lever. `routes`: it was a routing policy, so the baseline's comes back."""
     kept = tuple(each for each in plan.preferences if each.lever != record.name)
+    reserves = tuple(each for each in plan.reserves if each.lever != record.name)
     policy = baseline_policy if routes else plan.policy
-    return msgspec.structs.replace(plan, policy=policy, preferences=kept)
+    return msgspec.structs.replace(plan, policy=policy, preferences=kept, reserves=reserves)

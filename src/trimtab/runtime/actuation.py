@@ -17,6 +17,7 @@ from trimtab.core.revision import Revision
 from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.rollout.plans import (
     with_adopted,
+    with_cuts_out,
     with_lever_off,
     with_share,
     with_slice,
@@ -112,9 +113,10 @@ class Actuator:
         policy: str | None,
         replicas: tuple[str, ...],
         *,
+        without: tuple[Cut, ...] = (),
         cause_id: str | None,
     ) -> None:
-        """Expose the first slice; its clock of blocks starts now."""
+        """Expose the first slice; its clock of blocks starts now. `without`: cuts that left it before."""
         plan = with_slice(
             self.plan,
             record,
@@ -122,8 +124,13 @@ class Actuator:
             policy=policy,
             replicas=replicas,
             now_s=self._mono_s(),
+            without=without,
         )
         self.set_plan(plan, cause_id=cause_id)
+
+    def shrink_slice(self, without: tuple[Cut, ...], *, cause_id: str | None) -> None:
+        """Keep cuts off the lever that is being proven; its blocks keep counting."""
+        self.set_plan(with_cuts_out(self.plan, without), cause_id=cause_id)
 
     def grow_slice(self, share: float, *, cause_id: str | None) -> None:
         """Grow the slice of the lever that is being proven; its blocks keep counting."""
@@ -141,17 +148,35 @@ class Actuator:
         *,
         policy: str | None,
         cuts: tuple[Cut, ...],
+        without: tuple[Cut, ...] | None = None,
         cause_id: str | None,
     ) -> None:
-        """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts."""
+        """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts.
+
+        `without`: cuts kept off it; None: those that its record names.
+        """
         replicas = self.candidate_replicas(record)
-        plan = with_adopted(self.plan, record, policy=policy, cuts=cuts, replicas=replicas)
+        plan = with_adopted(
+            self.plan,
+            record,
+            policy=policy,
+            cuts=cuts,
+            replicas=replicas,
+            without=record.without if without is None else (*record.without, *without),
+        )
         self.set_plan(plan, cause_id=cause_id)
 
     def narrow(self, record: LeverRecord, cuts: tuple[Cut, ...], *, cause_id: str | None) -> None:
         """Leave an adopted revision lever only these cuts; with none left nothing is sent to its replicas."""
         others = tuple(each for each in self.plan.preferences if each.lever != record.name)
-        mine = Preference(lever=record.name, cuts=cuts, replicas=self.candidate_replicas(record))
+        before = next((p for p in self.plan.preferences if p.lever == record.name), None)
+        mine = Preference(
+            lever=record.name,
+            cuts=cuts,
+            replicas=self.candidate_replicas(record),
+            without=record.without if before is None else before.without,
+            holdback_share=record.ramp.holdback_share,
+        )
         kept = (*others, mine) if cuts else others
         self.set_plan(msgspec.structs.replace(self.plan, preferences=kept), cause_id=cause_id)
 

@@ -97,6 +97,11 @@ class SqliteReader:
             cited = read_cited(self._db, cited_evidence(lever, decided))
         return sorted([*decided, *cited], key=lambda each: each.seq)
 
+    def decided(self) -> Sequence[Envelope]:
+        """Return every event from which chains are told, readings and requests apart, in order."""
+        with self._errors():
+            return sorted(read_decided(self._db), key=lambda each: each.seq)
+
     def find(self, reference: str) -> Envelope:
         """Return the event with this id, unique start of an id, or seq; raises `LedgerError` if there is none."""
         text = reference.strip().upper()

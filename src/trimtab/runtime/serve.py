@@ -173,10 +173,12 @@ def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
             state=proving.state,
             share=proving.share,
             cause_id=proving.proposal_id,
+            out=proving.out,
         )
     if found.frozen_because is not None:
         control.controller.frozen = True
     control.verifier.due.update(dict.fromkeys(found.due, cause_id))
+    control.scores.update(found.scores)
     control.verifies = True
 
 

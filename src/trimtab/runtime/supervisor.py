@@ -29,6 +29,7 @@ from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.places import HashedPlaces, Places
 from trimtab.policies.router import Router
 from trimtab.policies.routing import build_policies
 from trimtab.runtime.attach_member import unseen
@@ -117,6 +118,7 @@ class System:
             self._policies(START_COST),
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
+            places=HashedPlaces() if config.levers.slices == "hashed" else Places(),
         )
         self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(

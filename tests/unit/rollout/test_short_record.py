@@ -15,7 +15,8 @@ from trimtab.core.lever import (
     check_record,
 )
 from trimtab.core.types import Mode, RolloutState
-from trimtab.rollout.short_record import SHARES, complete, parse_cut, parse_record
+from trimtab.rollout.short_record import complete, parse_cut, parse_record
+from trimtab.rollout.short_shapes import SHARES
 
 ROUTING = """
 name = "affine-for-chat"
