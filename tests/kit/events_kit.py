@@ -266,7 +266,12 @@ def lever_record(
         quality_gate="outputs equal at temperature 0",
         triggers=(TRIGGER,),
         reverse="swap the routing policy back: live, 1 s",
-        ramp=RampPlan(comparison=Comparison.SWITCHBACK, peak_cycle_s=30.0, peak_is="30 s peak"),
+        ramp=RampPlan(
+            comparison=Comparison.SWITCHBACK,
+            peak_cycle_s=30.0,
+            peak_is="30 s peak",
+            harm_alpha=None,
+        ),
         owner="operator",
         created_at_s=100.0,
         expires_at_s=100.0 + 86_400.0,

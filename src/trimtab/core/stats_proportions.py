@@ -26,6 +26,9 @@ from trimtab.core.stats_types import Interval, StatsError, check_alpha, check_co
 _PRIORS = ((0.5, 0.5), (0.05, 1.0))
 # Halvings of an interval of length at most 2: the result is exact to the last digit of a float near 1e-12.
 _BISECTIONS = 90
+_EDGE = 1.0 - 1e-12
+# How near a root's two ends come, how flat an excess of log evidence counts as none, how small a step ends Newton's.
+_NEAR, _FLAT, _TINY = 1e-13, 1e-12, 1e-15
 
 
 def proportion_bounds(bad: int, n: int, *, alpha: float) -> Interval:
@@ -97,20 +100,63 @@ def difference_bounds(bad_b: int, n_b: int, bad_c: int, n_c: int, *, alpha: floa
     The level is 1 - 2 * `alpha`; the ends agree with `exact_no_harm` at every margin. Raises
     `StatsError` as `difference_e_value` does, and on a bad alpha.
     """
-    target = 1.0 / check_alpha(alpha)
-    edge = 1.0 - 1e-12
+    check_counts(bad_b, n_b, name="baseline")
+    check_counts(bad_c, n_c, name="candidate")
+    seen = _log_marginal(bad_b, n_b) + _log_marginal(bad_c, n_c) + math.log(check_alpha(alpha))
 
-    def above(margin: float) -> bool:
-        return difference_e_value(bad_b, n_b, bad_c, n_c, margin=margin) >= target
+    def above(margin: float) -> float:
+        return seen - _log_null_max(bad_b, n_b, bad_c, n_c, margin)
 
-    def below(margin: float) -> bool:
-        return difference_e_value(bad_c, n_c, bad_b, n_b, margin=-margin) >= target
+    def below(margin: float) -> float:
+        return seen - _log_null_max(bad_c, n_c, bad_b, n_b, -margin)
 
     top = (bad_c / n_c if n_c else 0.0) - (bad_b / n_b if n_b else 0.0)
-    top = min(edge, max(-edge, top))
-    low = _crossing(top, -edge, above) if above(-edge) else -1.0
-    high = _crossing(top, edge, below) if below(edge) else 1.0
+    top = min(_EDGE, max(-_EDGE, top))
+    low = _root(top, -_EDGE, above) if above(-_EDGE) >= 0.0 else -1.0
+    high = _root(top, _EDGE, below) if below(_EDGE) >= 0.0 else 1.0
     return Interval(low=low, high=high, level=1.0 - 2.0 * alpha)
+
+
+def _root(inside: float, outside: float, excess: Callable[[float], float]) -> float:
+    """Return the point nearest to `inside` at which `excess` is not negative; it is not at `outside`.
+
+    Regula falsi with halved ends (Illinois), or a halving where an end is not finite: about ten evaluations where
+    halving alone takes ninety, and looks are many.
+    """
+    low, high = excess(inside), excess(outside)
+    if low >= 0.0:
+        return inside
+    moved = 0
+    for _ in range(_BISECTIONS):
+        if abs(outside - inside) <= _NEAR:
+            break
+        middle = 0.5 * (inside + outside)
+        if math.isfinite(low) and math.isfinite(high) and high > low:
+            chord = (inside * high - outside * low) / (high - low)
+            # Never onto an end: the other one would not move any more.
+            middle = chord if min(inside, outside) < chord < max(inside, outside) else middle
+        value = excess(middle)
+        if abs(value) <= _FLAT:
+            return middle if value >= 0.0 else _outward(middle, outside, excess)
+        if value > 0.0:
+            outside, high = middle, value
+            low *= 0.5 if moved > 0 else 1.0
+            moved = 1
+        else:
+            inside, low = middle, value
+            high *= 0.5 if moved < 0 else 1.0
+            moved = -1
+    return outside
+
+
+def _outward(near: float, outside: float, excess: Callable[[float], float]) -> float:
+    """Return the first of ever larger steps from a point just inside at which `excess` is not negative."""
+    step = math.copysign(_NEAR, outside - near)
+    while abs(step) < abs(outside - near):
+        if excess(near + step) >= 0.0:
+            return near + step
+        step *= 2.0
+    return outside
 
 
 def _crossing(inside: float, outside: float, excluded: Callable[[float], bool]) -> float:
@@ -156,17 +202,35 @@ def _log_null_max(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> 
     best_c = bad_c / n_c if n_c else 0.0
     if best_c <= best_b + margin:
         return _log_likelihood(bad_b, n_b, best_b) + _log_likelihood(bad_c, n_c, best_c)
+    p = _null_top(bad_b, n_b, bad_c, n_c, margin)
+    other = min(1.0, max(0.0, p + margin))
+    return _log_likelihood(bad_b, n_b, p) + _log_likelihood(bad_c, n_c, other)
+
+
+def _null_top(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> float:
+    """Return p_baseline at the top of the edge: Newton's steps on the slope, halving where one leaves the bracket."""
     low, high = max(0.0, -margin), min(1.0, 1.0 - margin)
+    if _slope(bad_b, n_b, low) + _slope(bad_c, n_c, low + margin) <= 0.0:
+        return low
+    if _slope(bad_b, n_b, high) + _slope(bad_c, n_c, high + margin) >= 0.0:
+        return high
+    p = (bad_b + bad_c - n_c * margin) / (n_b + n_c)
     for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        if _slope(bad_b, n_b, middle) + _slope(bad_c, n_c, middle + margin) > 0.0:
-            low = middle
+        if not low < p < high:
+            p = 0.5 * (low + high)
+        slope = _slope(bad_b, n_b, p) + _slope(bad_c, n_c, p + margin)
+        if slope == 0.0:
+            return p
+        if slope > 0.0:
+            low = p
         else:
-            high = middle
-    return max(
-        _log_likelihood(bad_b, n_b, p) + _log_likelihood(bad_c, n_c, min(1.0, max(0.0, p + margin)))
-        for p in (low, high)
-    )
+            high = p
+        curve = _curve(bad_b, n_b, p) + _curve(bad_c, n_c, p + margin)
+        step = slope / curve if math.isfinite(curve) else math.inf
+        if high - low <= _TINY * high or abs(step) <= _TINY * p:
+            break
+        p += step
+    return min(high, max(low, p))
 
 
 def _slope(bad: int, n: int, share: float) -> float:
@@ -174,3 +238,10 @@ def _slope(bad: int, n: int, share: float) -> float:
     rising = bad / share if share > 0.0 else math.inf * bad if bad else 0.0
     falling = (n - bad) / (1.0 - share) if share < 1.0 else math.inf if n > bad else 0.0
     return rising - falling
+
+
+def _curve(bad: int, n: int, share: float) -> float:
+    """Return how fast the slope falls."""
+    rising = bad / share**2 if share > 0.0 else math.inf * bad if bad else 0.0
+    falling = (n - bad) / (1.0 - share) ** 2 if share < 1.0 else math.inf if n > bad else 0.0
+    return rising + falling
