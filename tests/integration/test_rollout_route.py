@@ -20,6 +20,7 @@ from trimtab.interfaces.cli import main
 from trimtab.interfaces.web.rollouts import PATH, rollout_routes
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.operate import Operator
+from trimtab.runtime.secret import Secret
 
 RECORD = """
 name = "smaller-chunk"
@@ -77,6 +78,7 @@ class Served(Deciding):
             records=(),
             attached=None,
             gateway=None,
+            secret=Secret(bytes(32)),
         )
         control: Any = SimpleNamespace(
             controller=self.controller,
@@ -175,8 +177,11 @@ async def test_adopted_lever_is_disabled_and_adopted_again_by_a_person(ask: Aski
     assert ask.served.fleet.revisions["r1"] == REVISION
     assert (await ask.json("rollout", "adopt", "smaller-chunk"))["state"] == "adopted"
     assert ask.served.fleet.revisions["r1"].chunk_tokens == 64
-    refused = await ask("rollout", "disable", "smaller-chunk", "--slice", "label=edit")
-    assert (refused.exit_code, "not by cuts" in refused.output) == (1, True)
+    refused = await ask("rollout", "disable", "smaller-chunk", "--slice", "output_tokens=0-16")
+    assert (refused.exit_code, "known only when" in refused.output) == (1, True)
+    assert (await ask("rollout", "disable", "smaller-chunk", "--slice", "label=edit")).exit_code == 0
+    (kept,) = ask.served.actuator.plan.preferences
+    assert [str(cut) for cut in kept.without] == ["label=edit"]
     done = await ask.json("rollout", "rollback", "smaller-chunk")
     assert (done["state"], ask.served.triggers.adopted) == ("rolled_back", {})
 

@@ -92,14 +92,23 @@ class TriggerSignal(StrEnum):
     LOAD_OVER_BOUND = "load_over_bound"
     DELIVERED_OVER_PREDICTED = "delivered_over_predicted"
     EFFECTIVE_MISMATCH = "effective_mismatch"
+    INVALID_OUTPUT_RATE = "invalid_output_rate"
+    QUALITY_LOSS = "quality_loss"
+    TRANSFER_OVER_PREFILL = "transfer_over_prefill"
+    SLOTS_BUSY_SHARE = "slots_busy_share"
 
 
 class TriggerAction(StrEnum):
-    """What a trigger does: take the lever back everywhere, or only for one cut."""
+    """What a trigger does: take the lever back everywhere, or only for one cut; or make it lean less on the cache.
+
+    `distrust_index` forgets what replicas are believed to hold; `lower_affinity` halves what the load bound leaves to
+    affinity.
+    """
 
     DISABLE = "disable"
     DISABLE_CUT = "disable_cut"
     DISTRUST_INDEX = "distrust_index"
+    LOWER_AFFINITY = "lower_affinity"
 
 
 class TriggerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -76,11 +76,8 @@ def with_adopted(
     plan = without_slice(plan)
     holdback = record.ramp.holdback_share
     if policy is not None:
-        reserve = Reserve(
-            lever=record.name, policy=plan.policy, cuts=without, holdback_share=holdback
-        )
-        kept = (*plan.reserves, reserve) if without or holdback else plan.reserves
-        return msgspec.structs.replace(plan, policy=policy, reserves=kept)
+        reserved = with_reserve(plan, record, policy=plan.policy, cuts=without)
+        return msgspec.structs.replace(reserved, policy=policy)
     wanted = Preference(
         lever=record.name,
         cuts=cuts,
@@ -89,6 +86,25 @@ def with_adopted(
         holdback_share=holdback,
     )
     return msgspec.structs.replace(plan, preferences=(*plan.preferences, wanted))
+
+
+def with_reserve(
+    plan: TrafficPlan, record: LeverRecord, *, policy: str, cuts: tuple[Cut, ...]
+) -> TrafficPlan:
+    """Return the plan in which a routing lever leaves these cuts, and its holdback share, to another policy."""
+    others = tuple(each for each in plan.reserves if each.lever != record.name)
+    left = tuple(dict.fromkeys((*record.without, *cuts)))
+    share = record.ramp.holdback_share
+    mine = Reserve(lever=record.name, policy=policy, cuts=left, holdback_share=share)
+    kept = (*others, mine) if left or share else others
+    return msgspec.structs.replace(plan, reserves=kept)
+
+
+def left_out(plan: TrafficPlan, record: LeverRecord) -> tuple[Cut, ...]:
+    """Return the cuts that an adopted lever is kept off by a plan."""
+    kept = [each.without for each in plan.preferences if each.lever == record.name]
+    left = [each.cuts for each in plan.reserves if each.lever == record.name]
+    return (*kept, *left, record.without)[0]
 
 
 def with_lever_off(

@@ -19,6 +19,7 @@ from trimtab.rollout.plans import (
     with_adopted,
     with_cuts_out,
     with_lever_off,
+    with_reserve,
     with_share,
     with_slice,
     without_slice,
@@ -162,22 +163,38 @@ class Actuator:
             policy=policy,
             cuts=cuts,
             replicas=replicas,
-            without=record.without if without is None else (*record.without, *without),
+            without=tuple(dict.fromkeys((*record.without, *(without or ())))),
         )
         self.set_plan(plan, cause_id=cause_id)
 
-    def narrow(self, record: LeverRecord, cuts: tuple[Cut, ...], *, cause_id: str | None) -> None:
-        """Leave an adopted revision lever only these cuts; with none left nothing is sent to its replicas."""
+    def narrow(
+        self,
+        record: LeverRecord,
+        cuts: tuple[Cut, ...],
+        *,
+        without: tuple[Cut, ...] = (),
+        everything: bool = False,
+        baseline_policy: str = "",
+        cause_id: str | None,
+    ) -> None:
+        """Leave an adopted lever only these cuts, and those in `without` to the baseline.
+
+        `everything`: it is on for all its traffic, so that no cut means all; else with none left nothing is sent to its
+        replicas. A routing lever leaves `without` to the baseline's policy.
+        """
+        if record.revision is None:
+            plan = with_reserve(self.plan, record, policy=baseline_policy, cuts=without)
+            self.set_plan(plan, cause_id=cause_id)
+            return
         others = tuple(each for each in self.plan.preferences if each.lever != record.name)
-        before = next((p for p in self.plan.preferences if p.lever == record.name), None)
         mine = Preference(
             lever=record.name,
             cuts=cuts,
             replicas=self.candidate_replicas(record),
-            without=record.without if before is None else before.without,
+            without=tuple(dict.fromkeys((*record.without, *without))),
             holdback_share=record.ramp.holdback_share,
         )
-        kept = (*others, mine) if cuts else others
+        kept = (*others, mine) if cuts or everything else others
         self.set_plan(msgspec.structs.replace(self.plan, preferences=kept), cause_id=cause_id)
 
     def release(self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None) -> None:
@@ -199,12 +216,13 @@ class Actuator:
         *,
         policy: str | None,
         cuts: tuple[Cut, ...],
+        without: tuple[Cut, ...] | None = None,
         cause_id: str | None,
     ) -> None:
         """Bring a disabled lever back: its revision first, then its traffic."""
         if record.revision is not None:
             await self._restart(self.candidate_replicas(record), record.revision, cause_id)
-        self.adopt(record, policy=policy, cuts=cuts, cause_id=cause_id)
+        self.adopt(record, policy=policy, cuts=cuts, without=without, cause_id=cause_id)
 
     async def _restart(
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None

@@ -14,6 +14,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.state import SCORES_MAX
 from trimtab.core.types import RolloutState
 from trimtab.rollout.answer import ArmExtras
+from trimtab.rollout.quality import revision_of
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.controller import TICK_S, Controller
 from trimtab.runtime.equality import EqualityProbe
@@ -64,6 +65,8 @@ class Control:
             load_bound=system.config.routing.load_bound,
             baseline_policy=system.config.routing.policy,
             distrust=self._forget_index,
+            lower_affinity=system.lower_affinity,
+            scores=self._scores_of,
             on_moved=lambda event: self._tell(self.on_trigger, event),
             on_changed=lambda *said: self.verifier.changed(*said),
         )
@@ -216,6 +219,10 @@ class Control:
             after=now,
             cause_id=cause_id,
         )
+
+    def _scores_of(self, record: LeverRecord) -> tuple[Scores, ...]:
+        mine = revision_of(record)
+        return tuple(each for each in self.scores.get(record.name, ()) if each.revision == mine)
 
     def _forget_index(self) -> None:
         """Believe nothing of the prefix index any more; it fills again with what engines deliver."""

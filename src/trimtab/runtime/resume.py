@@ -42,6 +42,7 @@ class Off(msgspec.Struct, frozen=True, kw_only=True):
     record: LeverRecord
     by: frozenset[str]
     cuts: tuple[Cut, ...]
+    without: tuple[Cut, ...] = ()
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +175,7 @@ def _disabled(state: State) -> tuple[Off, ...]:
             by=frozenset(n for n, trigger in lever.triggers.items() if trigger.fired)
             or frozenset({PERSON}),
             cuts=tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC),
+            without=(*lever.record.without, *(parse_cut(text) for text in lever.refused)),
         )
         for lever in state.levers.values()
         if lever.state is RolloutState.DISABLED and lever.record is not None

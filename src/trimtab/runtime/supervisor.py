@@ -87,6 +87,7 @@ class System:
             queue_max=config.ledger.queue_max,
             keep_events=config.ledger.keep_events,
         )
+        self._affinity = 1.0
         try:
             self._build(seed, extra_routes, log_folder, secret_path, admin_token)
         except BaseException:
@@ -329,13 +330,15 @@ class System:
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
 
+    def lower_affinity(self, lowered: bool) -> None:
+        """Halve what the load bound leaves to affinity, or give it back."""
+        self._affinity = 0.5 if lowered else 1.0
+        self.router.set_policies(self._policies(self._cost))
+
     def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
         routing = self.config.routing
-        return dict(
-            build_policies(
-                cost, load_bound=routing.load_bound, min_match_tokens=routing.min_match_tokens
-            )
-        )
+        bound = 1.0 + (routing.load_bound - 1.0) * self._affinity
+        return build_policies(cost, load_bound=bound, min_match_tokens=routing.min_match_tokens)
 
     def _on_change(self, info: ReplicaInfo) -> None:
         before = self._states.get(info.id)
