@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.gate import Metric
+from trimtab.core.gate import GateResult, Metric
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
 from trimtab.rollout.blocks import Block, Row
@@ -54,6 +54,8 @@ class Closing:
         self._marks: list[tuple[int, Evidence]] = [(0, self.evidence.copy())]
         self._cold: dict[int, list[RequestRecord]] = {}
         self._cold_note: str | None = None
+        self.remembered: dict[str, tuple[object, GateResult]] = {}
+        """Answers by gate, with all that they follow from, so that a look at nothing new asks nothing."""
 
     def take(self, number: int, row: Row) -> None:
         """Take a finished request of a block."""
@@ -102,6 +104,7 @@ class Closing:
     def _begin_share(self) -> None:
         """Judge harm from the frame's share on; what is over of it already is taken again."""
         self.evidence.begin_share()
+        self.remembered.clear()
         start = self._fresh_start()
         if any(start <= number < self._next for number in self._rows):
             self._redo = start if self._redo is None else min(self._redo, start)
@@ -115,6 +118,7 @@ class Closing:
             self._marks.pop()
         at, evidence = self._marks[-1]
         self.evidence = evidence.copy()
+        self.remembered.clear()
         if at <= self._fresh_start():
             # The mark may be of an earlier share.
             self.evidence.begin_share()

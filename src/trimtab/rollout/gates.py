@@ -21,9 +21,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
+from trimtab.core.cuts import Cut
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
-from trimtab.core.lever import CutHarm, LeverRecord
+from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras, Measured, judge, result_of
@@ -31,6 +31,7 @@ from trimtab.rollout.blocks import Row
 from trimtab.rollout.bounds import StopBounds, proven_share, stop_bounds
 from trimtab.rollout.closing import Closing, Frame
 from trimtab.rollout.evidence import key_of
+from trimtab.rollout.leaving import leaving
 from trimtab.rollout.quality import quality_results
 from trimtab.rollout.rates import measured_outputs
 
@@ -104,18 +105,10 @@ def overall(results: Sequence[GateResult], record: LeverRecord | None = None) ->
 
 
 def harmed_cut(record: LeverRecord, result: GateResult) -> Cut | None:
-    """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself.
-
-    Only a lever whose record says so loses cuts, only those that requests can be told by before they are served, and
-    not the cuts that its slice consists of.
-    """
-    if record.harm_in_cut is not CutHarm.STOP_CUT or result.required or result.cut == ALL_TRAFFIC:
+    """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself."""
+    if result.verdict is not Verdict.FAIL or result.required:
         return None
-    if result.verdict is not Verdict.FAIL:
-        return None
-    dimension, _, value = result.cut.partition("=")
-    cut = Cut(Dimension(dimension), value)
-    return cut if cut.dimension in KNOWN_BEFORE_SERVING and record.cuts != (cut,) else None
+    return leaving(record, result.cut)
 
 
 def kept_cuts(
@@ -146,8 +139,15 @@ def _answer(spec: GateSpec, closing: Closing, extras: ArmExtras, stops: StopBoun
     """Answer one declared gate."""
     # A gain asked of a cut and not required decides about the cut alone: it stops nothing.
     stop = None if spec.question is Question.GAIN and not spec.required else stops.gate
+    source = closing.evidence.sources.get(key_of(spec))
+    follows_from = None if source is None else (id(source), source.version, stop, extras)
+    known = closing.remembered.get(spec.name)
+    if known is not None and follows_from is not None and known[0] == follows_from:
+        return known[1]
     measured = _measured(spec, closing, extras, stop)
-    return result_of(spec, measured, judge(spec, measured, stop))
+    result = result_of(spec, measured, judge(spec, measured, stop))
+    closing.remembered[spec.name] = follows_from, result
+    return result
 
 
 def _measured(spec: GateSpec, closing: Closing, extras: ArmExtras, stop: float | None) -> Measured:

@@ -64,9 +64,11 @@ class CutWatch:
         self._counts: dict[Cut, list[int]] = {}
         self._ratios: dict[tuple[Metric, Cut], RequestRatio] = {}
         self._looked_at: list[tuple[Metric, Cut]] = []
+        self._known: tuple[float, list[GateResult]] | None = None
 
     def take(self, block: Block) -> None:
         """Take the next block."""
+        self._known = None
         enough: list[Cut] = []
         for cut, rows in block.by_cut().items():
             if cut.dimension not in self._left_out and self._take_cut(block, cut, rows):
@@ -79,6 +81,11 @@ class CutWatch:
 
     def results(self, stop_alpha: float) -> list[GateResult]:
         """Return what failed, and what holds the lever; `stop_alpha`: for each cut and metric."""
+        if self._known is None or self._known[0] != stop_alpha:
+            self._known = stop_alpha, self._found(stop_alpha)
+        return self._known[1]
+
+    def _found(self, stop_alpha: float) -> list[GateResult]:
         found: list[GateResult] = []
         order = sorted(self._looked_at, key=lambda test: (VETO_METRICS.index(test[0]), test[1]))
         for metric, cut in order:
