@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from browser_kit import SOON_MS, opened
 from events_kit import LEVER, OTHER, moved, trigger_moved
 from page_kit import STORY_EVENTS, PageSystem, all_verdicts, fill
 
@@ -20,17 +21,6 @@ playwright = pytest.importorskip(
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-SOON_MS = 20_000
 PHONE = {"width": 390, "height": 844}
 
 # Relative luminance and contrast as WCAG 2 defines them, of each text against what lies behind it.
@@ -63,26 +53,6 @@ CONTRASTS = """() => {
 async def system(tmp_path: Path) -> AsyncIterator[PageSystem]:
     async with PageSystem(tmp_path) as system:
         yield system
-
-
-@pytest_asyncio.fixture
-async def browser() -> AsyncIterator["playwright.Browser"]:
-    async with playwright.async_playwright() as started:
-        browser = await started.chromium.launch(
-            executable_path="/usr/bin/chromium", args=list(FLAGS)
-        )
-        yield browser
-        await browser.close()
-
-
-async def opened(
-    browser: "playwright.Browser", system: PageSystem, **context: object
-) -> "playwright.Page":
-    page = await browser.new_page(**context)
-    page.set_default_timeout(SOON_MS)
-    await page.goto(f"{system.url}/")
-    await page.wait_for_selector("#link[data-link=live]")
-    return page
 
 
 async def opened_from_elsewhere(

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from browser_kit import opened
 from events_kit import LEVER, lever_record, moved
 from page_kit import PageSystem, all_verdicts, fill
 
@@ -15,7 +16,6 @@ from trimtab.core.types import RolloutState
 playwright = pytest.importorskip(
     "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
 )
-from test_page import browser, opened  # noqa: E402, F401 - the fixture and how a page is opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -61,8 +61,7 @@ async def crowded(tmp_path: Path) -> AsyncIterator[PageSystem]:
 
 
 async def test_ten_thousand_rollouts_and_events_stay_responsive(
-    browser: "playwright.Browser",  # noqa: F811
-    crowded: PageSystem,
+    browser: "playwright.Browser", crowded: PageSystem
 ) -> None:
     """Most of the time the page is free for its reader, while it follows, lists, filters and tells a long chain."""
     page = await opened(browser, crowded)
@@ -76,7 +75,7 @@ async def test_ten_thousand_rollouts_and_events_stay_responsive(
     await page.get_by_label("name has").fill("lever-09998")
     await page.get_by_text("No rollout is like that.").wait_for()
     await page.get_by_label("state", exact=True).select_option("")
-    await page.get_by_role("button", name="lever-09998").click()
+    await page.get_by_role("button", name="lever-09998", exact=True).click()
     await page.locator("#rollouts-chain li").first.wait_for()
 
     await page.locator(f"#chain-button-{LEVER}").click()
@@ -94,8 +93,7 @@ async def test_ten_thousand_rollouts_and_events_stay_responsive(
 
 
 async def test_what_is_sent_each_second_does_not_grow_with_history(
-    browser: "playwright.Browser",  # noqa: F811
-    crowded: PageSystem,
+    browser: "playwright.Browser", crowded: PageSystem
 ) -> None:
     """A state of ten thousand rollouts is a few hundred kilobytes at most: the rest is read when asked for."""
     page = await opened(browser, crowded)

@@ -10,7 +10,13 @@ from trimtab.core.events import Envelope
 from trimtab.core.narrate import cited_evidence
 from trimtab.core.state import State, decode_state, rebuild
 from trimtab.runtime.ledger_file import open_for_reading, select
-from trimtab.runtime.ledger_retention import fold_through, last_checkpoint, read_cited, read_decided
+from trimtab.runtime.ledger_retention import (
+    fold_through,
+    last_checkpoint,
+    read_cited,
+    read_decided,
+    read_decided_of,
+)
 from trimtab.runtime.ledger_rows import LedgerError, Row
 from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
 
@@ -93,7 +99,7 @@ class SqliteReader:
     def told(self, lever: str) -> Sequence[Envelope]:
         """Return all that `narrate.chain` needs of a lever: no requests, and only the readings it cites."""
         with self._errors():
-            decided = read_decided(self._db)
+            decided = read_decided_of(self._db, lever)
             cited = read_cited(self._db, cited_evidence(lever, decided))
         return sorted([*decided, *cited], key=lambda each: each.seq)
 

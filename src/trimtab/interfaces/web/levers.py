@@ -18,8 +18,16 @@ from trimtab.core.state import LeverStatus, State, budgets_key
 from trimtab.core.types import Budget, RolloutState, Verdict
 
 ENDED: Final = frozenset({RolloutState.ROLLED_BACK, RolloutState.EXPIRED})
+_PLACE: Final = {
+    RolloutState.PROPOSED: 1,
+    RolloutState.DISABLED: 2,
+    RolloutState.ROLLED_BACK: 3,
+    RolloutState.EXPIRED: 3,
+}
+"""Where a state stands in the list; those that a person may have to act on come first."""
+
 LIVE_SHOWN_MAX: Final = 24
-"""Levers that are not over and are shown in full, those that moved last."""
+"""Levers that are not over and are shown in full: those that traffic meets before those that are held off."""
 
 ENDED_SHOWN_MAX: Final = 6
 """Levers that are over and are shown in full, those that moved last."""
@@ -87,15 +95,15 @@ class LeverRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lever_parts(state: State) -> tuple[LeverPart, ...]:
-    """Return the levers to show in full, the latest move first, then those that were only assessed."""
+    """Return the levers to show in full, those in force first, then those that were only assessed."""
     live = (item for item in state.levers.items() if item[1].state not in ENDED)
     over = (item for item in state.levers.items() if item[1].state in ENDED)
     shown = [
-        *heapq.nsmallest(LIVE_SHOWN_MAX, live, key=_latest_first),
+        *heapq.nsmallest(LIVE_SHOWN_MAX, live, key=_in_force_first),
         *heapq.nsmallest(ENDED_SHOWN_MAX, over, key=_latest_first),
     ]
     proposed = tuple(
-        _lever(name, status, state) for name, status in sorted(shown, key=_latest_first)
+        _lever(name, status, state) for name, status in sorted(shown, key=_in_force_first)
     )
     return proposed + tuple(_only_assessed(state))
 
@@ -121,6 +129,10 @@ def lever_rows(
 def held_off_by(status: LeverStatus) -> tuple[str, ...]:
     """Return the triggers that hold a lever off now."""
     return tuple(name for name, trigger in sorted(status.triggers.items()) if trigger.fired)
+
+
+def _in_force_first(item: tuple[str, LeverStatus]) -> tuple[int, float, str]:
+    return (_PLACE.get(item[1].state, 0), *_latest_first(item))
 
 
 def _latest_first(item: tuple[str, LeverStatus]) -> tuple[float, str]:

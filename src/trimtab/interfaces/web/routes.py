@@ -39,6 +39,9 @@ T = TypeVar("T")
 EVERY_S: Final = 1.0
 """Time between two states of a live page, and the longest a state is used again."""
 
+WAIT_S: Final = 2.0
+"""Silence after which a page that waits for its first state is told that it is being made."""
+
 LISTENERS_MAX: Final = 16
 """Pages that may listen at once; the next one is told to come back."""
 
@@ -95,6 +98,7 @@ class _Page:
         self._made: bytes = b""
         self._made_at_s = float("-inf")
         self._folded: State = EMPTY
+        self._reading: asyncio.Task[tuple[State, str | None]] | None = None
         self._listeners = 0
 
     async def index(self, request: web.Request) -> web.Response:
@@ -162,7 +166,7 @@ class _Page:
             async with asyncio.timeout(SEND_S_MAX):
                 await response.prepare(request)
             while not stopped.is_set():
-                made = await self._current()
+                made = await self._made_while_saying_so(response)
                 async with asyncio.timeout(SEND_S_MAX):
                     await response.write(b"event: state\ndata: " + made + b"\n\n")
                 with contextlib.suppress(TimeoutError):
@@ -175,6 +179,19 @@ class _Page:
             # The page was closed; there is nobody left to tell.
             return response
         return response
+
+    async def _made_while_saying_so(self, response: web.StreamResponse) -> bytes:
+        """Return the state; a page that waits for a long ledger to be read hears that somebody is there."""
+        making = asyncio.create_task(self._current())
+        try:
+            while True:
+                done, _ = await asyncio.wait((making,), timeout=WAIT_S)
+                if done:
+                    return making.result()
+                async with asyncio.timeout(SEND_S_MAX):
+                    await response.write(b": reading the ledger\n\n")
+        finally:
+            making.cancel()
 
     async def _current(self) -> bytes:
         """Return the state as JSON, made anew if the last one is older than a second."""
@@ -190,8 +207,7 @@ class _Page:
         now_s = system.clock.wall_s()
         view: FleetView = system.load.view(system.clock.mono_s())
         infos, records, plan = tuple(system.fleet.infos()), system.records, system.router.plan
-        state, read_error = await asyncio.to_thread(_caught_up, self._path, self._folded)
-        self._folded = state
+        state, read_error = await self._catch_up()
         requests, reused = await asyncio.to_thread(_recently, records, now_s, self._since_s)
         levers, counts = await asyncio.to_thread(_levers, state)
         kv_used = {each.replica: each.kv_used_share for each in system.figures()}
@@ -221,6 +237,20 @@ class _Page:
                 read_error=read_error,
             ),
         )
+
+    async def _catch_up(self) -> tuple[State, str | None]:
+        """Fold what is new. A first fold of a long ledger goes on if whoever asked has left, and is not begun anew."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(
+                asyncio.to_thread(_caught_up, self._path, self._folded)
+            )
+        reading = self._reading
+        try:
+            self._folded, error = await asyncio.shield(reading)
+        finally:
+            if reading.done():
+                self._reading = None
+        return self._folded, error
 
     @property
     def _path(self) -> Path:

@@ -62,7 +62,7 @@ function options(found) {
     dash: each.dash,
     fill: each.fill ? colour(each.ink) : undefined,
     paths: each.bars ? uPlot.paths.bars({ size: [0.8, 40] }) : undefined,
-    points: { show: !each.bars, size: 4 },
+    points: { show: !each.bars && !each.fill, size: 4 },
     value: (plot, _, __, index) => (index === null ? "" : valueWords(found.values[at][index], found.unit)),
   }));
   return {

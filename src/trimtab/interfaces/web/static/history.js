@@ -4,9 +4,16 @@ import { h, table, words, share, count } from "./dom.js";
 import { loadChain } from "./chains.js";
 import { clock } from "./charts.js";
 
+const TEXT_MAX = 240;
 const by = (id) => document.getElementById(id);
 const day = (seconds) => new Date(1000 * seconds).toISOString().slice(0, 10);
 const moment = (seconds) => h("time", { datetime: new Date(1000 * seconds).toISOString() }, `${day(seconds)} ${clock(seconds)}`);
+
+/** The beginning of what an event says; the whole stands in the chain of its lever. */
+function summary(text) {
+  const [first] = text.split("\n");
+  return first.length <= TEXT_MAX ? first : `${first.slice(0, TEXT_MAX).replace(/\s+\S*$/, "")} …`;
+}
 
 /** The list of all rollouts, by state and part of a name, a page at a time. */
 export function rolloutList(get) {
@@ -60,7 +67,7 @@ export function happenedList(get) {
   const load = async (earlier) => {
     try {
       const found = await get(`/page/happened${earlier && oldest !== null ? `?before=${oldest}` : ""}`);
-      const rows = found.map((each) => h("li", {}, moment(each.at_s), " ", h("span", { class: "kind" }, words(each.kind)), " ", each.text.split("\n")[0]));
+      const rows = found.map((each) => h("li", {}, moment(each.at_s), " ", h("span", { class: "kind" }, words(each.kind)), " ", summary(each.text)));
       if (earlier) by("happened-list").append(...rows);
       else by("happened-list").replaceChildren(...rows);
       if (found.length) oldest = found.at(-1).seq;

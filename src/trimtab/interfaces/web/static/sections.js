@@ -229,6 +229,7 @@ function plots(at, { bins, bin_s: width }) {
   const sum = (of) => bins.reduce((total, bin) => total + of(bin), 0);
   const highest = (of) => bins.reduce((top, bin) => Math.max(top, of(bin) ?? 0), 0);
   const n = sum((bin) => bin.n), phases = sum((bin) => bin.phases_ms.n);
+  const last = bins.findLast((bin) => bin.phases_ms.n);
   const latency = (name, title) => {
     const known = sum((bin) => bin[name].n);
     return chart(`plot-${name}`, {
@@ -239,7 +240,7 @@ function plots(at, { bins, bin_s: width }) {
   return [
     chart("plot-phases", {
       title: "Time of a request by phase", note: `mean ms, n=${phases}`, unit: "ms", times, stacked: true,
-      said: `mean of the last bin: ${PHASES.map((name) => `${name} ${ms(bins.at(-1)?.phases_ms[name])}`).join(", ")}, n=${phases}`,
+      said: `mean of the last bin with requests: ${PHASES.map((name) => `${name} ${ms(last?.phases_ms[name])}`).join(", ")}, n=${phases}`,
       series: PHASES.map((name) => ({ label: name, ink: name, fill: true, values: bins.map((bin) => bin.phases_ms[name]) })),
     }),
     latency("ttft_ms", "TTFT"), latency("tpot_ms", "TPOT"),
