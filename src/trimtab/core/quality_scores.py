@@ -37,6 +37,20 @@ class CutScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             wins=(self.wins or 0) + (other.wins or 0) if pairs else None,
         )
 
+    def minus(self, part: "CutScores") -> "CutScores | None":
+        """Return the items that are not in a part of these; None where nothing is left."""
+        if part.n >= self.n:
+            return None
+        pairs = None not in (self.losses, self.wins, part.losses, part.wins)
+        return CutScores(
+            cut=self.cut,
+            n=self.n - part.n,
+            baseline_passed=self.baseline_passed - part.baseline_passed,
+            candidate_passed=self.candidate_passed - part.candidate_passed,
+            losses=(self.losses or 0) - (part.losses or 0) if pairs else None,
+            wins=(self.wins or 0) - (part.wins or 0) if pairs else None,
+        )
+
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """One evaluation of a lever. `revision`: what the candidate ran, for scores say nothing of another.

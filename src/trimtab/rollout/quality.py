@@ -19,15 +19,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
+import msgspec
+
 from trimtab.core.gate import GateResult, GateSpec, Question
 from trimtab.core.lever import LeverRecord
 from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.stats import Interval, difference_bounds, difference_e_value
 from trimtab.core.types import Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.leaving import leaving
 
 UNCOVERED_SHARE_MAX: Final = 0.05
-"""Part of the prompt tokens of the traffic that may lie in cuts of input tokens without a single scored item."""
+"""Part of the prompt tokens of the traffic that may lie in cuts of input tokens without enough scored items."""
 
 CUT_ITEMS_MIN: Final = 20
 """Items without which a cut of input tokens is not covered: fewer show not even a ruined one."""
@@ -42,7 +45,7 @@ def quality_results(
     """Answer a quality gate: of its cut, or of everything scored and of every scored cut, the worst of which can fail.
 
     `prompt_tokens`: of the traffic, by cut of input tokens.
-    Results of cuts are not required: they can only stop the lever, or take the cut out.
+    A cut can stop the lever, or leave it; one in which a loss is likely and not shown holds it.
     """
     known = [each for each in scores if each.revision == revision_of(record)]
     if not known:
@@ -60,7 +63,14 @@ def quality_results(
         return [_held(spec, f"no scored item lies in {wanted}")]
     others = [] if spec.cut is not None else [cut for cut in by_cut if cut != ALL_TRAFFIC]
     floor = _floor(known)
-    main = _result(spec, by_cut[wanted], floor, alpha)
+    vetoes = [
+        _result(_veto_of(spec, cut), by_cut[cut], floor, alpha / max(1, len(others)))
+        for cut in others
+    ]
+    failed = [each for each in vetoes if each.verdict is Verdict.FAIL]
+    rest = _without(record, by_cut[wanted], [by_cut[each.cut] for each in failed])
+    # Where nothing is left of what was scored, the lever itself has lost it.
+    main = _result(spec, rest or by_cut[wanted], floor, alpha)
     uncovered = uncovered_share(prompt_tokens, by_cut) if spec.cut is None else 0.0
     if main.verdict is Verdict.PASS and uncovered > UNCOVERED_SHARE_MAX:
         main = _held(
@@ -68,11 +78,21 @@ def quality_results(
             f"the evaluations do not cover {uncovered:.0%} of the prompt tokens of the traffic: "
             "score items as long as its prompts",
         )
-    vetoes = [
-        _result(_veto_of(spec, cut), by_cut[cut], floor, alpha / max(1, len(others)))
-        for cut in others
-    ]
-    return [main, *(each for each in vetoes if each.verdict is Verdict.FAIL)]
+    likely = [each for each in vetoes if each.verdict is Verdict.HOLD]
+    return [main, *failed, *(msgspec.structs.replace(each, required=True) for each in likely)]
+
+
+def _without(
+    record: LeverRecord, scores: CutScores, failed: Sequence[CutScores]
+) -> CutScores | None:
+    """Return what was scored outside the cuts that leave the lever; of the first dimension only, as others overlap."""
+    dimensions = [each.cut.partition("=")[0] for each in failed]
+    rest: CutScores | None = scores
+    for dimension, each in zip(dimensions, failed, strict=True):
+        if rest is None or dimension != dimensions[0] or leaving(record, each.cut) is None:
+            continue
+        rest = rest.minus(each)
+    return rest
 
 
 def revision_of(record: LeverRecord) -> str:
