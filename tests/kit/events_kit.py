@@ -25,6 +25,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -55,6 +56,7 @@ from trimtab.core.lever import (
     TriggerSignal,
     TriggerSpec,
 )
+from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.record import Phases, RequestRecord, Tokens
 from trimtab.core.revision import Model, Revision, Speculation, SpeculationMethod
 from trimtab.core.stats_types import Interval
@@ -461,6 +463,14 @@ def every_event() -> tuple[AnyEvent, ...]:
         CutsKept(lever=LEVER, kept=("all traffic",), refused={str(EDITS): "no gain shown"}),
         BudgetsRead(when="before", lever=None, budgets=budgets(0.8)),
         effect(),
+        QualityScored(
+            lever=LEVER,
+            scores=Scores(
+                evaluation="items",
+                revision=REVISION.id,
+                cuts=(CutScores(n=50, baseline_passed=22, candidate_passed=21, losses=3, wins=2),),
+            ),
+        ),
         trigger_moved(True, 4.6),
         Frozen(frozen=True, reason="asked for"),
         LedgerGap(lost=2, first_id="A", last_id="B", reason="no space"),
