@@ -162,6 +162,8 @@ LEVER: dict[str, dict[str, str]] = {
         "block_s": "Length of a block in seconds.",
         "edge_s": "Seconds at both ends of a switchback block that are served and not compared.",
         "holdback_share": "Part of the traffic kept on the baseline after adoption.",
+        "harm_alpha": "Chance that a lever that changes nothing is ever stopped for harm, over all gates, cuts, shares "
+        "and looks together; null: each gate's own alpha.",
     },
     "Narrowness": {
         "quality": "Whether it can change what users get.",

@@ -21,9 +21,9 @@ import msgspec
 from trimtab.core import budgets, cuts, findings, gate, handover, lever, record, revision, stats
 from trimtab.core.config import Config
 from trimtab.core.decision import RouteReason, RoutingDecision
-from trimtab.core.events import AnyEvent
+from trimtab.core.events import AnyEvent, RolloutMoved
 from trimtab.core.stats_betting import win_boundary
-from trimtab.core.types import ErrorClass, Verdict
+from trimtab.core.types import ErrorClass, RolloutState, Verdict
 from trimtab.diagnosis import served_advice, served_facts
 from trimtab.interfaces import diagnose_answer
 from trimtab.policies.routing import POLICIES
@@ -44,8 +44,8 @@ CONFIG_HEAD = """# Configuration
 holds only what differs. An unknown key or a value out of range ends the command with the file and the key's path, for
 example ``trimtab.toml: Expected `int` >= 1 - at `$.fleet.replicas` ``. Options of the command line go over the file.
 
-`trimtab tune` sets four keys itself: `gateway.port` is any free port, `ledger.path` is `REPORT/ledger.sqlite`,
-`fleet.replicas` is at least 2, and `tenants.auth` is off.
+`trimtab tune` sets five keys itself: `gateway.port` is any free port, `ledger.path` is `REPORT/ledger.sqlite`,
+`fleet.replicas` is at least 2, `tenants.auth` is off, and `levers.slices` is `dealt`.
 
 """
 
@@ -117,6 +117,11 @@ METRICS_LABELS = """
 | `policy` | {policies} |
 | `reason` | {reasons} |
 | `arm` | `baseline`, `candidate` |
+| `lever` | name of a lever; at most 200 are shown, ended ones go first |
+| `state` | {states} |
+| `verdict` | {verdicts} |
+| `sink` | `log`, `webhook` |
+| `outcome` | `delivered`, `refused`, `failed`, `dropped` |
 
 A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms also have a `_created` twin.
 """
@@ -144,6 +149,9 @@ BOUNDS = (
     ("runtime.upstream", "RESPONSE_BYTES_MAX", "bytes of an answer that is not streamed"),
     ("engines.sse", "EVENT_BYTES_MAX", "bytes of one server-sent event"),
     ("runtime.access_log", "LINES_WAITING_MAX", "lines of the access log that wait for the disk"),
+    ("runtime.sinks", "LINES_WAITING_MAX", "lines of the log of verdicts that wait for the disk"),
+    ("runtime.webhook", "WAITING_MAX", "verdicts that wait for the webhook"),
+    ("runtime.rollout_metrics", "LEVERS_MAX", "levers that /metrics shows"),
     ("runtime.otel", "OPEN_SPANS_MAX", "spans of requests in flight"),
     ("runtime.attach_read", "PAGE_BYTES_MAX", "bytes of one page of an attached server"),
     ("runtime.attach_member", "KEPT_MAX", "pages of an attached server kept for advice"),
@@ -284,9 +292,16 @@ def metrics() -> str:
         age_s=1.0,
     )
     gateway.show_fleet(lambda: (known,))
+    moved = RolloutMoved(
+        lever="a", before=None, after=RolloutState.CANARY, share=0.01, reason="first slice"
+    )
+    gateway.rollouts.heard("", moved)
+    gateway.rollouts.told = lambda: {("log", "delivered"): 1}
     rows = tables.metric_rows(gateway.page().decode())
     labels = METRICS_LABELS.format(
         errors=tables.members(ErrorClass),
+        states=tables.members(RolloutState),
+        verdicts=tables.members(Verdict),
         reasons=tables.members(RouteReason),
         policies=", ".join(f"`{name}`" for name in POLICIES),
         endpoints=", ".join(f"`{name}`" for name in sorted(ENDPOINTS)),

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from events_kit import LEVER, OTHER, trigger_moved
+from browser_kit import SOON_MS, opened
+from events_kit import LEVER, OTHER, moved, trigger_moved
 from page_kit import STORY_EVENTS, PageSystem, all_verdicts, fill
 
 from trimtab.core.events import VerificationDue
@@ -20,17 +21,6 @@ playwright = pytest.importorskip(
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-SOON_MS = 20_000
 PHONE = {"width": 390, "height": 844}
 
 # Relative luminance and contrast as WCAG 2 defines them, of each text against what lies behind it.
@@ -65,26 +55,6 @@ async def system(tmp_path: Path) -> AsyncIterator[PageSystem]:
         yield system
 
 
-@pytest_asyncio.fixture
-async def browser() -> AsyncIterator["playwright.Browser"]:
-    async with playwright.async_playwright() as started:
-        browser = await started.chromium.launch(
-            executable_path="/usr/bin/chromium", args=list(FLAGS)
-        )
-        yield browser
-        await browser.close()
-
-
-async def opened(
-    browser: "playwright.Browser", system: PageSystem, **context: object
-) -> "playwright.Page":
-    page = await browser.new_page(**context)
-    page.set_default_timeout(SOON_MS)
-    await page.goto(f"{system.url}/")
-    await page.wait_for_selector("#link[data-link=live]")
-    return page
-
-
 async def opened_from_elsewhere(
     browser: "playwright.Browser", system: PageSystem
 ) -> "playwright.Page":
@@ -116,12 +86,26 @@ async def test_everything_is_shown_and_nothing_is_loaded_from_elsewhere(
     await page.goto(f"{system.url}/")
     await page.wait_for_selector("#link[data-link=live]")
     expected = {
-        "fleet": ("r0", "1 of 4 slots", "on: ngram simple", "its process ended with code -9"),
+        "fleet": (
+            "r0",
+            "1 of 4 slots",
+            "on: ngram simple",
+            "code -9",
+            "mixed",
+            "72% reused",
+            "n=120",
+        ),
         "traffic": ("prefix affine", f"{OTHER} on 10% of sessions", f"{LEVER} for all traffic"),
         "budgets": ("80% used", "busy threads", "unknown", "n=120 requests over 60 s"),
         "diagnosis": ("prefill is bound by compute", "confidence 90%", "memory bandwidth", "47%"),
         "levers": (OTHER, LEVER, "canary", "adopted", "150 / 140", "90% interval 0.48 to 0.68"),
-        "requests": ("last 60 s", "last 5 min", "8 overloaded", "n=232"),
+        "requests": (
+            "last 60 s",
+            "last 5 min",
+            "8 overloaded",
+            "n=232",
+            "Time of a request by phase",
+        ),
         "ledger": ("ledger.sqlite", f"{STORY_EVENTS} events", "healthy"),
     }
     for section, texts in expected.items():
@@ -220,8 +204,8 @@ async def test_page_is_named_for_a_screen_reader(
     """Sections, tables, pictures and buttons have names, tables keep their roles on a phone, ids are unique."""
     await fill(system)
     page = await opened(browser, system, viewport=PHONE)
-    names = ["Fleet", "Traffic plan", "Budgets", "Diagnosis", "Levers", "Recent requests", "Ledger"]
-    for name in names:
+    names = ["Fleet", "Traffic plan", "Budgets", "Diagnosis", "Levers", "Recent requests"]
+    for name in (*names, "What happened", "Ledger"):
         assert await page.get_by_role("region", name=name, exact=True).count() == 1, name
     assert await page.get_by_role("table", name="Replicas as the gateway counts").count() == 1
     assert await page.get_by_role("columnheader").count() > 0
@@ -374,3 +358,68 @@ async def test_lever_to_verify_again_says_why(
     await system.tell([(due, None)])
     await page.get_by_text("To verify again: lower_precision is adopted now").wait_for()
     assert await page.locator("#said").count() == 1
+
+
+async def test_plots_are_drawn_and_their_figures_can_be_read(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """Each plot has ink on its canvas, words for a screen reader, and the same figures in a table."""
+    await fill(system)
+    page = await opened(browser, system)
+    plots = ("plot-phases", "plot-ttft_ms", "plot-tpot_ms", "plot-count")
+    for plot in plots:
+        await page.locator(f"#{plot} canvas").wait_for()
+        inked = await page.evaluate(
+            "(id) => { const canvas = document.querySelector(`#${id} canvas`);"
+            " const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
+            " return data.filter((value, at) => at % 4 === 3 && value > 0).length; }",
+            plot,
+        )
+        assert inked > 500, plot
+    said = await page.locator("#plot-phases [role=img]").get_attribute("aria-label")
+    assert "prefill 80 ms" in (said or "")
+    assert "queue 1 ms" in (said or "")
+    await page.locator("#figures summary").click()
+    table = page.get_by_role("table", name="Figures of the plots by bin")
+    assert await table.get_by_role("row").count() == 21
+    assert await table.get_by_role("columnheader").all_inner_texts() == [
+        "from",
+        "requests",
+        "TTFT p50 / p95",
+        "TPOT p50 / p95",
+        "queue ms",
+        "prefill ms",
+        "transfer ms",
+        "decode ms",
+    ]
+
+
+async def test_plots_follow_without_being_made_anew(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """New requests reach the canvas that is there; the open table of figures stays open."""
+    await fill(system)
+    page = await opened(browser, system)
+    await page.locator("#figures summary").click()
+    await page.evaluate("document.querySelector('#plot-count canvas').dataset.mine = 'yes'")
+    before = await page.inner_text("#plot-count .n")
+    system.records = system.records[: len(system.records) // 2]
+    await page.wait_for_function(
+        "(before) => document.querySelector('#plot-count .n').textContent !== before", arg=before
+    )
+    assert await page.get_attribute("#plot-count canvas", "data-mine") == "yes"
+    assert await page.get_attribute("#figures", "open") is not None
+
+
+async def test_what_happened_is_listed_and_follows_moves(
+    browser: "playwright.Browser", system: PageSystem
+) -> None:
+    """Opened by keyboard it tells decisions, the newest first; a move that comes is at the top."""
+    await fill(system)
+    page = await opened(browser, system)
+    await page.locator("#what-happened summary").focus()
+    await page.keyboard.press("Enter")
+    first = page.locator("#happened-list li").first
+    await first.get_by_text("canary").wait_for()
+    await system.tell([(moved(RolloutState.ROLLED_BACK, 0.0, name=OTHER), None)])
+    await first.get_by_text("rolled back").wait_for()

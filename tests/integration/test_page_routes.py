@@ -12,18 +12,23 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from events_kit import LEVER, OTHER, SteppingClock, story
+from events_kit import LEVER, OTHER, SteppingClock, assessed, moved, story
 from harness import until
-from page_kit import STORY_EVENTS, PageSystem, fill
+from page_kit import STORY_EVENTS, PageSystem, all_verdicts, fill
 
 from trimtab.core.config import LedgerConfig
 from trimtab.core.state import EMPTY
-from trimtab.core.types import ReplicaState
+from trimtab.core.types import ReplicaState, RolloutState
 from trimtab.interfaces.web import routes
+from trimtab.interfaces.web.history import HAPPENED_MAX, STEPS_MAX
+from trimtab.interfaces.web.levers import ENDED_SHOWN_MAX, LIVE_SHOWN_MAX
 from trimtab.interfaces.web.routes import LISTENERS_MAX
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.wire import ApiError
+
+VENDORED = "https://github.com/leeoniya/uPlot"
+"""The one address in the page's files: a comment of the plotting library."""
 
 
 @pytest_asyncio.fixture
@@ -222,8 +227,10 @@ async def test_chain_is_told_in_sentences(
     system: PageSystem, client: aiohttp.ClientSession
 ) -> None:
     """A lever's chain is a list of texts in order, from its bottleneck to what it did."""
-    status, told = await get(client, f"{system.url}/page/chain/{LEVER}")
+    status, answer = await get(client, f"{system.url}/page/chain/{LEVER}")
+    told = answer["steps"]
     assert (status, {type(each) for each in told}) == (200, {str})
+    assert (answer["first"], answer["total"]) == (0, len(told))
     starts = ("Diagnosis (baseline): prefill", f"Proposed {LEVER}", "Look 3", "Effect on ttft_ms")
     at = [next(i for i, each in enumerate(told) if each.startswith(start)) for start in starts]
     assert at == sorted(at)
@@ -237,6 +244,92 @@ async def test_chain_of_no_lever_is_not_found(
     assert (status, body["error"]["message"]) == (404, "no lever 'no_such_lever' was proposed")
 
 
+async def test_long_chain_comes_in_parts_that_join(
+    system: PageSystem, client: aiohttp.ClientSession
+) -> None:
+    """A chain of hundreds of looks arrives newest part first; the parts before it join without a gap."""
+    look = all_verdicts(LEVER)
+    await system.tell([(msgspec.structs.replace(look, look=n), None) for n in range(450)])
+    url, before, parts = f"{system.url}/page/chain/{LEVER}", None, []
+    while before != 0:
+        _, part = await get(client, url if before is None else f"{url}?before={before}")
+        assert len(part["steps"]) <= STEPS_MAX
+        parts.insert(0, part)
+        before = part["first"]
+    assert [part["first"] for part in parts] == [
+        sum(len(each["steps"]) for each in parts[:at]) for at in range(len(parts))
+    ]
+    assert sum(len(part["steps"]) for part in parts) == parts[0]["total"] > 450
+    assert [part["total"] for part in parts] == [parts[0]["total"]] * len(parts)
+
+
+async def test_state_stays_small_however_many_rollouts_there_were(
+    system: PageSystem, client: aiohttp.ClientSession
+) -> None:
+    """A thousand rollouts that ended are counted; a bounded number of levers is sent each second."""
+    moves = [
+        (moved(RolloutState.ROLLED_BACK, 0.0, name=f"lever-{n:04}"), None) for n in range(1000)
+    ]
+    await system.tell(moves)
+    _, state = await get(client, f"{system.url}/page/state")
+    assert state["lever_counts"]["rolled_back"] == 1000
+    shown = [lever["name"] for lever in state["levers"]]
+    assert {LEVER, OTHER} < set(shown)
+    assert len(shown) <= LIVE_SHOWN_MAX + ENDED_SHOWN_MAX + len(LEVERS_ASSESSED)
+
+
+LEVERS_ASSESSED = assessed(OTHER).assessments
+
+
+async def test_all_rollouts_are_found_by_state_and_name(
+    system: PageSystem, client: aiohttp.ClientSession
+) -> None:
+    """Pages of the list join without a gap, the latest move first; a filter counts what it leaves."""
+    moves = [(moved(RolloutState.ROLLED_BACK, 0.0, name=f"lever-{n:04}"), None) for n in range(250)]
+    await system.tell(moves)
+    await asyncio.sleep(1.0)
+    url, names = f"{system.url}/page/levers?state=rolled_back", []
+    for offset in (0, 100, 200):
+        _, found = await get(client, f"{url}&offset={offset}")
+        assert found["total"] == 250
+        names += [row["name"] for row in found["rows"]]
+    assert sorted(names) == [f"lever-{n:04}" for n in range(250)]
+    _, found = await get(client, f"{url}&name=lever-001")
+    assert (found["total"], len(found["rows"])) == (10, 10)
+    assert (await get(client, f"{system.url}/page/levers?state=nonsense"))[0] == 400
+    assert (await get(client, f"{system.url}/page/levers?offset=-1"))[0] == 400
+
+
+async def test_what_happened_is_told_newest_first(
+    system: PageSystem, client: aiohttp.ClientSession
+) -> None:
+    """Decisions in words, without requests and looks; earlier ones follow where the first part ended."""
+    await system.tell([(moved(RolloutState.CANARY, 0.1, name=f"l{n}"), None) for n in range(60)])
+    _, first = await get(client, f"{system.url}/page/happened")
+    _, second = await get(client, f"{system.url}/page/happened?before={first[-1]['seq']}")
+    seqs = [each["seq"] for each in (*first, *second)]
+    assert seqs == sorted(set(seqs), reverse=True)
+    assert (len(first), {each["kind"] for each in first}) == (HAPPENED_MAX, {"rollout_moved"})
+    assert "lever_proposed" in {each["kind"] for each in second}
+    assert not {"request_served", "gates_evaluated"} & {each["kind"] for each in second}
+    assert all(each["text"] for each in first)
+
+
+async def test_cache_of_a_replica_is_what_its_engine_reported(
+    system: PageSystem, client: aiohttp.ClientSession
+) -> None:
+    """Reused tokens by replica with their n, KV in use where the engine says it; else unknown, never 0."""
+    system.kv_used["r0"] = 0.25
+    _, state = await get(client, f"{system.url}/page/state")
+    fleet = {each["id"]: each for each in state["fleet"]}
+    assert (fleet["r0"]["kv_used_share"], fleet["r1"]["kv_used_share"]) == (0.25, None)
+    assert fleet["r0"]["reused"]["share"] == pytest.approx(288 / 400)
+    assert (fleet["r0"]["reused"]["n"], fleet["r2"]["reused"]) == (
+        120,
+        {"n": 0, "share": None, "window_s": 300.0},
+    )
+
+
 async def test_files_are_open_and_may_load_nothing_from_elsewhere(
     system: PageSystem, client: aiohttp.ClientSession
 ) -> None:
@@ -246,11 +339,15 @@ async def test_files_are_open_and_may_load_nothing_from_elsewhere(
             policy = response.headers["Content-Security-Policy"]
             text = await response.text()
         assert (response.status, policy.split(";")[0]) == (200, "default-src 'none'")
-        assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+        own = text.replace("http://www.w3.org/2000/svg", "").replace(VENDORED, "")
+        assert "://" not in own
     assert (await get(client, f"{system.url}/static/routes.py"))[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/page/state", "/page/events", f"/page/chain/{LEVER}"])
+@pytest.mark.parametrize(
+    "path",
+    ["/page/state", "/page/events", f"/page/chain/{LEVER}", "/page/levers", "/page/happened"],
+)
 @pytest.mark.parametrize(
     ("remote", "said", "passes"),
     [

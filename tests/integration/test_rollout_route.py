@@ -15,11 +15,13 @@ from fake_engine import FakeEngine
 from harness import Harness
 
 from trimtab.core.config import Config, LedgerConfig, LeverConfig
+from trimtab.core.events import QualityScored
 from trimtab.core.types import Mode, RolloutState
 from trimtab.interfaces.cli import main
 from trimtab.interfaces.web.rollouts import PATH, rollout_routes
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.operate import Operator
+from trimtab.runtime.secret import Secret
 
 RECORD = """
 name = "smaller-chunk"
@@ -77,14 +79,22 @@ class Served(Deciding):
             records=(),
             attached=None,
             gateway=None,
+            secret=Secret(bytes(32)),
         )
         control: Any = SimpleNamespace(
             controller=self.controller,
             triggers=self.triggers,
             actuator=self.actuator,
             begin_proof=lambda: None,
+            scored=self.take_scores,
         )
         self.operator = Operator(control, self.system)
+        self.scored: list[QualityScored] = []
+
+    def take_scores(self, event: QualityScored, *, cause_id: str | None) -> None:
+        """Record an evaluation."""
+        self.scored.append(event)
+        self.disk.append(event, cause_id=cause_id, durable=True)
 
     async def until(self, state: RolloutState) -> None:
         """Serve traffic that the lever speeds up until it is in a state."""
@@ -115,6 +125,14 @@ class Asking:
         )
         await self.served.disk.flush()
         return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, *where])
+
+    async def ledger(self, *arguments: str, code: int = 0) -> str:
+        """What `trimtab ledger` says."""
+        await self.served.disk.flush()
+        where = ("ledger", "--ledger", str(self.folder / "l.sqlite"))
+        found = await asyncio.to_thread(CliRunner().invoke, main, [*where, *arguments])
+        assert found.exit_code == code, found.output
+        return found.output
 
     async def json(self, *arguments: str) -> Any:
         found = await self(*arguments, "--json")
@@ -175,8 +193,13 @@ async def test_adopted_lever_is_disabled_and_adopted_again_by_a_person(ask: Aski
     assert ask.served.fleet.revisions["r1"] == REVISION
     assert (await ask.json("rollout", "adopt", "smaller-chunk"))["state"] == "adopted"
     assert ask.served.fleet.revisions["r1"].chunk_tokens == 64
-    refused = await ask("rollout", "disable", "smaller-chunk", "--slice", "label=edit")
-    assert (refused.exit_code, "not by cuts" in refused.output) == (1, True)
+    refused = await ask("rollout", "disable", "smaller-chunk", "--slice", "output_tokens=0-16")
+    assert (refused.exit_code, "known only when" in refused.output) == (1, True)
+    assert (
+        await ask("rollout", "disable", "smaller-chunk", "--slice", "label=edit")
+    ).exit_code == 0
+    (kept,) = ask.served.actuator.plan.preferences
+    assert [str(cut) for cut in kept.without] == ["label=edit"]
     done = await ask.json("rollout", "rollback", "smaller-chunk")
     assert (done["state"], ask.served.triggers.adopted) == ("rolled_back", {})
 
@@ -259,3 +282,94 @@ async def test_lever_that_restarts_a_replica_is_refused_on_servers_of_others(ask
     refused = await ask("rollout", "propose", str(ask.file), "--start")
     assert (refused.exit_code, "not ours to restart" in refused.output) == (1, True)
     assert ask.served.log == []
+
+
+async def test_evaluation_is_scored_and_told(ask: Asking) -> None:
+    """Its counts are in the ledger by cut, and `show` tells them; items and their names are not."""
+    await ask.json("rollout", "propose", str(ask.file), "--start")
+    items = ask.folder / "smoke.jsonl"
+    items.write_text(
+        "".join(
+            f'{{"item": "secret-{n}", "baseline": 1, "candidate": {int(n % 10 > 0)}, "input_tokens": {300 * n}}}\n'
+            for n in range(40)
+        )
+    )
+    done = await ask.json(
+        "rollout", "score", "smaller-chunk", str(items), "--floor", "0.01", "--floor-runs", "5"
+    )
+    assert done["steps"][0] == "all: 36 of 40 passed, 40 with the baseline"
+    shown = (await ask("rollout", "show", "smaller-chunk")).output
+    assert "Evaluation smoke scored revision" in shown
+    assert "the baseline differs by 1.0% from itself in 5 runs" in shown
+    assert "input_tokens=4096-16384" in shown
+    assert ask.served.scored[0].scores.evaluation == "smoke"
+    assert b"secret-" not in (ask.folder / "l.sqlite").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            '{"item": "a", "baseline": 1, "candidate": 1}\n{"item": "a", "baseline": 1, "candidate": 0}\n',
+            "line 2: item 'a' comes twice",
+        ),
+        ('{"item": "a", "baseline": 1, "candidate": 3}\n', "line 1: candidate is 3"),
+        ('{"item": "a", "baseline": 1, "candidate": 1}\nnot json\n', "line 2: "),
+        ("\n", "has no line"),
+        (
+            '{"cut": "label=a", "n": 5, "baseline_passed": 6, "candidate_passed": 1}\n',
+            "more items passed",
+        ),
+    ],
+)
+async def test_broken_evaluation_names_its_line(ask: Asking, lines: str, words: str) -> None:
+    """Nothing of it is taken."""
+    await ask.json("rollout", "propose", str(ask.file), "--start")
+    items = ask.folder / "items.jsonl"
+    items.write_text(lines)
+    found = await ask("rollout", "score", "smaller-chunk", str(items))
+    assert found.exit_code == 1
+    assert words in found.output.replace("\n", " ")
+    assert ask.served.scored == []
+
+
+async def test_model_that_is_not_there_is_refused_with_its_path(ask: Asking) -> None:
+    """Before anything restarts: the key and the file are named."""
+    record = RECORD.replace("chunk_tokens = 64", f'model = "{ask.folder}/none.gguf"')
+    record = record.replace('"prefill_chunking"', '"quantization"')
+    ask.file.write_text('quality_gate = "scored items"\n' + record)
+    found = await ask("rollout", "propose", str(ask.file), "--dry-run")
+    assert found.exit_code == 1
+    assert "$.revision.model: there is no model at" in found.output.replace("\n", " ")
+    assert ask.served.log == []
+
+
+async def test_ledger_answers_questions_about_a_lever(ask: Asking) -> None:
+    """Why it is on, what would be lost, how good its prediction was, what changed before it was taken back."""
+    await ask.json("rollout", "propose", str(ask.file), "--start")
+    await ask.served.until(RolloutState.PROVING)
+    await ask.json("rollout", "adopt", "smaller-chunk")
+    why = await ask.ledger("why", "smaller-chunk")
+    assert "smaller-chunk is adopted at 100%" in why
+    assert "Proposed smaller-chunk" in why
+    without = json.loads(await ask.ledger("without", "smaller-chunk", "--json"))
+    assert without["is_on"]
+    assert any(text.startswith("compute is paid no more") for text in without["budgets"])
+    assert "smaller-chunk chunk_gap_ms: predicted 0.50x [0.30, 0.80]" in await ask.ledger(
+        "predictions"
+    )
+    await ask.json("rollout", "rollback", "smaller-chunk", "--reason", "streams stall")
+    before = json.loads(await ask.ledger("before", "smaller-chunk", "--json"))
+    assert before[0]["lever"] == "smaller-chunk"
+    assert {"compute", "decode"} <= set(before[0]["shares"])
+    exported = await ask.ledger("export", "--format", "markdown")
+    assert "## Predictions against outcomes" in exported
+
+
+async def test_question_that_cannot_be_answered_says_why(ask: Asking) -> None:
+    """An unknown lever, one that was never taken back, no time at all, a time that is none."""
+    await ask.json("rollout", "propose", str(ask.file), "--start")
+    assert "knows no lever 'nothing'" in await ask.ledger("why", "nothing", code=1)
+    assert "was never taken back" in await ask.ledger("before", "smaller-chunk", code=1)
+    assert "say when it got worse" in await ask.ledger("before", code=2)
+    assert "is no time" in await ask.ledger("before", "--at", "yesterday", code=2)

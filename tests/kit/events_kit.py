@@ -26,6 +26,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -58,6 +59,7 @@ from trimtab.core.lever import (
     TriggerSignal,
     TriggerSpec,
 )
+from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.record import Phases, RequestRecord, Tokens
 from trimtab.core.revision import Model, Revision, Speculation, SpeculationMethod
 from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
@@ -270,7 +272,12 @@ def lever_record(
         quality_gate="outputs equal at temperature 0",
         triggers=(TRIGGER,),
         reverse="swap the routing policy back: live, 1 s",
-        ramp=RampPlan(comparison=Comparison.SWITCHBACK, peak_cycle_s=30.0, peak_is="30 s peak"),
+        ramp=RampPlan(
+            comparison=Comparison.SWITCHBACK,
+            peak_cycle_s=30.0,
+            peak_is="30 s peak",
+            harm_alpha=None,
+        ),
         owner="operator",
         created_at_s=100.0,
         expires_at_s=100.0 + 86_400.0,
@@ -460,6 +467,14 @@ def every_event() -> tuple[AnyEvent, ...]:
         CutsKept(lever=LEVER, kept=("all traffic",), refused={str(EDITS): "no gain shown"}),
         BudgetsRead(when="before", lever=None, budgets=budgets(0.8)),
         effect(),
+        QualityScored(
+            lever=LEVER,
+            scores=Scores(
+                evaluation="items",
+                revision=REVISION.id,
+                cuts=(CutScores(n=50, baseline_passed=22, candidate_passed=21, losses=3, wins=2),),
+            ),
+        ),
         trigger_moved(True, 4.6),
         Frozen(frozen=True, reason="asked for"),
         LedgerGap(lost=2, first_id="A", last_id="B", reason="no space"),

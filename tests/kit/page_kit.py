@@ -41,6 +41,7 @@ from trimtab.policies.routing import build_policies
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.gateway import Gateway
 from trimtab.runtime.ledger import SqliteLedger
+from trimtab.runtime.metrics import ReplicaFigures
 from trimtab.runtime.operate import Asked, Done, Operator
 from trimtab.runtime.proof import ControlError
 from trimtab.runtime.secret import Secret
@@ -113,6 +114,7 @@ class PageSystem:
         self.hardware = SimpleNamespace(label="2 cores, 8 GiB")
         self.infos: list[ReplicaInfo] = []
         self.fleet = SimpleNamespace(infos=lambda: tuple(self.infos))
+        self.kv_used: dict[str, float] = {}
         self.load = LoadState()
         self.records: tuple[RequestRecord, ...] = ()
         self.ledger = SqliteLedger(self.config.ledger.path, clock=self.clock)
@@ -180,6 +182,19 @@ class PageSystem:
             state=state,
             slots=revision.slots,
             speculating=revision.speculation.is_on,
+        )
+
+    def figures(self) -> tuple[ReplicaFigures, ...]:
+        """The replicas as /metrics shows them; of their caches what the test said."""
+        return tuple(
+            ReplicaFigures(
+                replica=info.id,
+                ready=info.state is ReplicaState.READY,
+                in_flight=0,
+                restarts=info.crashes,
+                kv_used_share=self.kv_used.get(info.id),
+            )
+            for info in self.infos
         )
 
     async def tell(self, events: Sequence[tuple[AnyEvent, int | None]]) -> list[str]:

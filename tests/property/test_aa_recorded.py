@@ -31,6 +31,8 @@ RAMP = RampPlan(
     comparison=Comparison.SWITCHBACK,
     block_s=10.0,
     edge_s=1.0,
+    # Small samples: each gate's own alpha decides.
+    harm_alpha=None,
 )
 EXTRAS = ArmExtras(memory_bytes_baseline=1e9, memory_bytes_candidate=1e9, outputs_n=20, floor_n=20)
 

@@ -10,9 +10,19 @@ from events_kit import LEVER, OTHER, SteppingClock, envelopes, every_event, meas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.core.events import AnyEvent
-from trimtab.core.narrate import chain
-from trimtab.core.state import EMPTY, State, count, decode_state, encode_state, fold, rebuild
+from trimtab.core.events import AnyEvent, Envelope, Measured
+from trimtab.core.evidence import Evidence
+from trimtab.core.narrate import chain, cited_evidence
+from trimtab.core.state import (
+    EMPTY,
+    State,
+    count,
+    decode_state,
+    encode_state,
+    fold,
+    fold_all,
+    rebuild,
+)
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.ledger_memory import MemoryLedger
 from trimtab.runtime.ledger_reader import SqliteReader
@@ -124,6 +134,39 @@ def test_state_survives_json_and_goes_on_alike(written: Written) -> None:
     for envelope in found[len(found) // 2 :]:
         back = fold(back, envelope)
     assert back == rebuild(found)
+
+
+@given(WRITTEN)
+def test_part_of_the_ledger_tells_the_whole_chain(written: Written) -> None:
+    """What is read for one lever alone gives the chain that everything gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "l.sqlite"
+        ledger = SqliteLedger(path, clock=SteppingClock())
+        write(ledger, written)
+        ledger.close()
+        with SqliteReader(path) as reader:
+            decided = reader.decided()
+            readings = [each for each in reader.read() if isinstance(each.event, Measured)]
+            for lever in reader.levers():
+                cited = cited_evidence(lever, decided)
+                wanted = [each for each in readings if cited & evidence_of(each)]
+                assert chain(lever, reader.told(lever)) == chain(lever, [*decided, *wanted])
+
+
+def evidence_of(envelope: Envelope) -> set[str]:
+    assert isinstance(envelope.event, Measured)
+    return {item.id for item in envelope.event.readings.items if isinstance(item, Evidence)}
+
+
+@given(WRITTEN, st.integers(0, 60))
+def test_folding_all_is_folding_each(written: Written, cut: int) -> None:
+    """However events are parted, folding them together gives the state, and its order of levers, of folding each."""
+    envelopes = list(in_memory(written).read())
+    each = EMPTY
+    for envelope in envelopes:
+        each = fold(each, envelope)
+    together = fold_all(fold_all(EMPTY, envelopes[:cut]), envelopes[cut:])
+    assert (each, list(each.levers)) == (together, list(together.levers))
 
 
 @given(st.integers(1, 50))

@@ -275,7 +275,7 @@ class LedgerConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class LeverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What trimtab may start by itself."""
+    """What trimtab may start by itself, whom a slice is made of, and what a replica costs."""
 
     mode: Annotated[Mode, Meta(description="observe, advise or act.")] = Mode.ADVISE
     owner: Annotated[
@@ -284,10 +284,33 @@ class LeverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     target_gain: Annotated[
         float, Meta(ge=0, le=1, description="Least worthwhile gain, share of request time.")
     ] = 0.05
+    slices: Annotated[
+        str,
+        Meta(
+            pattern="^(hashed|dealt)$",
+            description=(
+                "Who is in a slice: hashed, the same in every gateway and after a restart; dealt, even among few "
+                "sessions, for one gateway alone."
+            ),
+        ),
+    ] = "hashed"
+    not_combinable: Annotated[
+        dict[str, str],
+        Meta(
+            description=(
+                "What the engine cannot serve together, by `TECHNIQUE+CUT`, with why: such as "
+                "`speculation+constraint=json_schema`. A lever record must leave that cut out."
+            )
+        ),
+    ] = msgspec.field(default_factory=dict)
+    price_per_replica_hour: Annotated[
+        float,
+        Meta(ge=0, description="What a replica costs an hour, in any currency; 0: not known."),
+    ] = 0.0
 
 
 class TelemetryConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Traces and the access log; neither holds a word of a prompt or of an answer."""
+    """What is told to the outside. Nothing of it holds a word of a prompt or of an answer."""
 
     access_log: Annotated[
         str,
@@ -309,6 +332,28 @@ class TelemetryConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
         float,
         Meta(ge=0, le=1, description="Part of traces kept that no caller decided about."),
     ] = 1.0
+    verdict_log: Annotated[
+        str,
+        Meta(
+            description="File that gets one JSON line per verdict or move of a lever; `-`: standard output; "
+            "empty: none."
+        ),
+    ] = ""
+    verdict_webhook: Annotated[
+        str,
+        Meta(
+            pattern="^((https?://|env:|file:).+)?$",
+            description="Address to which the same is posted, or `env:NAME` or `file:PATH` where it holds a "
+            "secret; empty: none.",
+        ),
+    ] = ""
+    verdict_webhook_secret: Annotated[
+        str,
+        Meta(
+            pattern=SECRET_REFERENCE,
+            description="Key that signs what is posted, `env:NAME` or `file:PATH`; empty: unsigned.",
+        ),
+    ] = ""
 
 
 class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,11 +1,18 @@
-"""Cuts: the subgroups by which results are judged, so that no average hides harm."""
+"""Cuts: the subgroups by which results are judged, so that no average hides harm.
+
+A cut by a header names the header in the clear and its value as a keyed hash, `header=x-team:6f3a...`: what clients put
+into headers may be secret, and a record of it must not be readable.
+"""
 
 import bisect
+from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from trimtab.core.record import RequestRecord
+from trimtab.core.tenants import ANONYMOUS
 
 
 class Dimension(StrEnum):
@@ -22,6 +29,26 @@ class Dimension(StrEnum):
     REPETITION = "repetition"
     HARDWARE = "hardware"
     TOPOLOGY = "topology"
+    TENANT = "tenant"
+    MODEL = "model"
+    HEADER = "header"
+
+
+KNOWN_BEFORE_SERVING: Final = frozenset(
+    {
+        Dimension.INPUT_TOKENS,
+        Dimension.TEMPERATURE,
+        Dimension.CONSTRAINT,
+        Dimension.LABEL,
+        Dimension.REPETITION,
+        Dimension.TENANT,
+        Dimension.MODEL,
+        Dimension.HEADER,
+    }
+)
+"""What a request can be kept off a lever by; the other dimensions are known only when it has been served."""
+
+HEADER_HASH_DIGITS: Final = 16
 
 
 class Cut(msgspec.Struct, frozen=True, order=True):
@@ -48,6 +75,36 @@ def _bucket(value: float, edges: tuple[float, ...]) -> str:
     return f"{low}+" if at == len(edges) else f"{low}-{edges[at]:g}"
 
 
+def input_tokens_bucket(tokens: int) -> str:
+    """Return the bucket name of a prompt's length in tokens."""
+    return _bucket(tokens, TOKEN_EDGES)
+
+
+def header_mark(name: str, value: str, digest: Callable[[bytes], str]) -> str:
+    """Return what stands for a header in cuts and records: its name, and the keyed hash of its value."""
+    hashed = digest(f"header {name.lower()}\x00{value}".encode("utf-8", "surrogatepass"))
+    return f"{name.lower()}:{hashed[:HEADER_HASH_DIGITS]}"
+
+
+def hidden(cut: Cut, digest: Callable[[bytes], str]) -> Cut:
+    """Return a cut as it may be kept: a header's value hashed, everything else as it is.
+
+    Raises `ValueError` for a cut by a header that does not say `NAME:VALUE`.
+    """
+    if cut.dimension is not Dimension.HEADER:
+        return cut
+    name, colon, value = cut.value.partition(":")
+    if not name.strip() or not colon or not value.strip():
+        raise ValueError(f"{cut} does not say which header: write header=NAME:VALUE")
+    return Cut(Dimension.HEADER, header_mark(name.strip(), value.strip(), digest))
+
+
+def header_names(cuts: tuple[Cut, ...]) -> frozenset[str]:
+    """Return the names of the headers that cuts ask about."""
+    found = (cut.value.partition(":")[0] for cut in cuts if cut.dimension is Dimension.HEADER)
+    return frozenset(found)
+
+
 def batch_bucket(batch: int) -> str:
     """Return the bucket name of a batch size (`1` is "0-2": fewer than two streams)."""
     return _bucket(batch, COUNT_EDGES)
@@ -68,6 +125,9 @@ def cuts_of(record: RequestRecord) -> tuple[Cut, ...]:
         (Dimension.REPETITION, _maybe(record.repetition, REPETITION_EDGES)),
         (Dimension.HARDWARE, record.hardware or None),
         (Dimension.TOPOLOGY, record.topology or None),
+        (Dimension.TENANT, None if record.tenant == ANONYMOUS else record.tenant),
+        (Dimension.MODEL, record.model),
+        *((Dimension.HEADER, mark) for mark in record.marks),
     ]
     return tuple(Cut(dimension, value) for dimension, value in found if value is not None)
 

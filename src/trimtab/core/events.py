@@ -23,6 +23,7 @@ from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
 from trimtab.core.handover import HandOver, PrefillScore
 from trimtab.core.lever import Assessment, LeverRecord, TriggerSpec
+from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import (
@@ -164,6 +165,13 @@ class VerificationDue(Event, frozen=True, kw_only=True, tag="verification_due"):
     cuts: tuple[str, ...]
 
 
+class QualityScored(Event, frozen=True, kw_only=True, tag="quality_scored"):
+    """An evaluation asked both arms of a lever the same items; what passed, by cut, as counts."""
+
+    lever: str
+    scores: Scores
+
+
 class TriggerMoved(Event, frozen=True, kw_only=True, tag="trigger_moved"):
     """A trigger disabled a lever or let it come back. `value` is the watched signal when it did."""
 
@@ -261,6 +269,7 @@ AnyEvent = (
     | GatesEvaluated
     | CutsKept
     | VerificationDue
+    | QualityScored
     | TriggerMoved
     | BudgetsRead
     | Effect
@@ -296,7 +305,9 @@ def lever_of(event: AnyEvent) -> str | None:
     """Return the name of the one lever an event is about, None if it is about none or about all."""
     if isinstance(event, LeverProposed):
         return event.record.name
-    about = RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved
+    about = (
+        RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved | QualityScored
+    )
     if isinstance(event, about | BudgetsRead | Effect):
         return event.lever
     return None

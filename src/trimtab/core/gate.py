@@ -16,7 +16,12 @@ from trimtab.core.types import RolloutState, Verdict
 
 
 class Metric(StrEnum):
-    """What a gate can ask about."""
+    """What a gate can ask about.
+
+    unit_cost: price of a replica's time over output tokens. prompt_tokens_computed is the complement of skipped tokens.
+    invalid_output_rate: outputs that are no JSON though JSON was asked for. quality_loss: part of scored items lost.
+    slice_share is asked of every rollout by itself: did as many sessions meet the candidate as were meant to?
+    """
 
     TTFT_MS = "ttft_ms"
     TPOT_MS = "tpot_ms"
@@ -27,6 +32,10 @@ class Metric(StrEnum):
     ERROR_RATE = "error_rate"
     MEMORY_BYTES = "memory_bytes"
     OUTPUT_DIFFERENCE = "output_difference"
+    UNIT_COST = "unit_cost"
+    INVALID_OUTPUT_RATE = "invalid_output_rate"
+    QUALITY_LOSS = "quality_loss"
+    SLICE_SHARE = "slice_share"
 
 
 class Question(StrEnum):

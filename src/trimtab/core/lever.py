@@ -67,6 +67,21 @@ class Comparison(StrEnum):
     SIDE_BY_SIDE = "side_by_side"
 
 
+class StickyBy(StrEnum):
+    """What keeps its place in or out of a slice."""
+
+    SESSION = "session"
+    TENANT = "tenant"
+    REQUEST = "request"
+
+
+class CutHarm(StrEnum):
+    """What harm shown in one cut does: stop the lever, or keep the cut off it where requests can be told apart."""
+
+    STOP_LEVER = "stop_lever"
+    STOP_CUT = "stop_cut"
+
+
 class TriggerSignal(StrEnum):
     """What a trigger watches. Each is computed over a window of recent requests or of replica states."""
 
@@ -79,14 +94,21 @@ class TriggerSignal(StrEnum):
     TRANSFER_SHARE = "transfer_share"
     LOAD_PER_REPLICA = "load_per_replica"
     EFFECTIVE_MISMATCH = "effective_mismatch"
+    INVALID_OUTPUT_RATE = "invalid_output_rate"
+    QUALITY_LOSS = "quality_loss"
 
 
 class TriggerAction(StrEnum):
-    """What a trigger does: take the lever back everywhere, or only for one cut."""
+    """What a trigger does: take the lever back everywhere, or only for one cut; or make it lean less on the cache.
+
+    `distrust_index` forgets what replicas are believed to hold; `lower_affinity` halves what the load bound leaves to
+    affinity.
+    """
 
     DISABLE = "disable"
     DISABLE_CUT = "disable_cut"
     DISTRUST_INDEX = "distrust_index"
+    LOWER_AFFINITY = "lower_affinity"
 
 
 class TriggerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,7 +153,13 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a slice grows. One full peak cycle passes before the first growth, and another before adoption."""
+    """How a slice grows. One full peak cycle passes before the first growth, and another before adoption.
+
+    `warm_up_s`: so long after the first request nothing is judged, as the candidate's caches are cold; what that cost
+    is told apart. `harm_alpha`: the chance that a lever that changes nothing is ever stopped for harm, over all gates,
+    cuts, shares and looks together; null leaves each gate to its own alpha. `sticky_by`: what keeps its place in the
+    slice; null: sessions, or requests where arms share replicas.
+    """
 
     shares: tuple[float, ...] = (0.10, 0.25, 0.50, 0.95)
     peak_cycle_s: Annotated[float, Meta(gt=0.0)] = 86_400.0
@@ -140,6 +168,9 @@ class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_s: Annotated[float, Meta(gt=0.0)] = 300.0
     edge_s: Annotated[float, Meta(ge=0.0)] = 60.0
     holdback_share: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0
+    harm_alpha: Annotated[float, Meta(gt=0.0, lt=0.5)] | None = 0.01
+    warm_up_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    sticky_by: StickyBy | None = None
 
     def compared(self, comparison: Comparison) -> "RampPlan":
         """Return the ramp for a kind of comparison.
@@ -156,6 +187,7 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The head of a lever's causal record. `check_record` refuses one that leaves a field unsaid.
 
     `prefill`: how many replicas the lever has prefill for the others; 0 for a lever that is not about roles.
+    `absent`: metrics that the engine does not expose, with the reason; nothing is asked of them.
     """
 
     name: str
@@ -181,6 +213,10 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     expires_at_s: float
     narrowness: Narrowness
     chosen_because: str
+    without: tuple[Cut, ...] = ()
+    harm_in_cut: CutHarm = CutHarm.STOP_LEVER
+    absent: dict[Metric, str] = {}
+    price_per_replica_hour: float | None = None
 
 
 class LeverRecordError(ValueError):
@@ -238,6 +274,12 @@ def _check_meaning(record: LeverRecord) -> None:
         raise LeverRecordError(
             "$.gates has no gate with question 'gain': nothing would prove the effect"
         )
+    for index, gate in enumerate(record.gates):
+        if gate.metric in record.absent:
+            raise LeverRecordError(
+                f"$.gates[{index}] asks about {gate.metric.value}, which $.absent says cannot be read: "
+                f"{record.absent[gate.metric]}; leave one of them out"
+            )
     names = [gate.name for gate in record.gates]
     if len(names) != len(set(names)):
         raise LeverRecordError("$.gates has two gates of one name: names must be unique")

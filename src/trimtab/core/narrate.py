@@ -30,6 +30,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -60,6 +61,7 @@ from trimtab.core.narrate_words import (
     tell_record,
     tell_request,
     tell_roles,
+    tell_scores,
     tell_speculation,
     tell_trigger,
     tell_verification,
@@ -131,6 +133,7 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
         case (
             CutsKept()
             | VerificationDue()
+            | QualityScored()
             | TriggerMoved()
             | BudgetsRead()
             | Effect()
@@ -335,6 +338,7 @@ def _words(state: RolloutState) -> str:
 def _tell_outcome(
     event: CutsKept
     | VerificationDue
+    | QualityScored
     | TriggerMoved
     | BudgetsRead
     | Effect
@@ -348,6 +352,8 @@ def _tell_outcome(
             return "\n".join([f"Cuts kept: {kept}.", *refused])
         case VerificationDue():
             return tell_verification(event)
+        case QualityScored():
+            return tell_scores(event.scores)
         case TriggerMoved():
             return tell_trigger(event)
         case BudgetsRead():

@@ -28,6 +28,7 @@ from trimtab.core.lever import (
     QualityExposure,
     TriggerSpec,
 )
+from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
 from trimtab.core.stats_types import Interval
 from trimtab.core.traffic import TrafficPlan
@@ -206,6 +207,21 @@ def tell_gates(event: GatesEvaluated) -> str:
         f"{event.verdict.value}."
     )
     return "\n".join([head, *(f"  {_result(result)}" for result in event.results)])
+
+
+def tell_scores(scores: Scores) -> str:
+    """Say what an evaluation found."""
+    floor = ""
+    if scores.floor is not None:
+        floor = (
+            f"; the baseline differs by {scores.floor:.1%} from itself in {scores.floor_runs} runs"
+        )
+    lines = [f"Evaluation {scores.evaluation} scored revision {scores.revision}{floor}."]
+    lines += [
+        f"  {each.cut}: {each.candidate_passed} of {each.n} passed, {each.baseline_passed} with the baseline"
+        for each in scores.cuts
+    ]
+    return "\n".join(lines)
 
 
 def tell_verification(event: VerificationDue) -> str:

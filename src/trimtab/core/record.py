@@ -75,7 +75,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     `tenant`: whose key it showed; `retries`: how often it was sent anew, nothing having reached the client;
     `salt_ignored`: it named a cache salt of its own, which its tenant's went over; `prefill_replica`: where its prompt
     was prefilled if not on `replica`; `second_gap_ms`: between the first and the second piece of its answer, apart
-    from TTFT and TPOT because a hand-over may show there.
+    from TTFT and TPOT because a hand-over may show there; `model`: the one it named; `marks`: headers that a slice is
+    drawn by, as name and keyed hash of the value; `output_valid`: whether the output of a request that asked for JSON
+    is JSON, None where nothing was asked or it was not whole.
     """
 
     request_id: str
@@ -118,6 +120,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.NORMAL
     retries: int = 0
     salt_ignored: bool = False
+    model: str | None = None
+    marks: tuple[str, ...] = ()
+    output_valid: bool | None = None
     prompt_hash: str | None = None
     output_hash: str | None = None
     segments: tuple[Segment, ...] = ()

@@ -34,6 +34,7 @@ from trimtab.core.events import (
     LeverProposed,
     LeversAssessed,
     Measured,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RequestServed,
@@ -47,10 +48,12 @@ from trimtab.core.events import (
     TriggerMoved,
     VerificationDue,
     kind_of,
+    lever_of,
 )
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, TriggerSpec
+from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
 from trimtab.core.types import ReplicaState, Role, RolloutState, Verdict
@@ -91,7 +94,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A lever: its record, where its rollout is, what the last look said, what was kept, what it did.
 
     `proposal_id` is the id of the event that proposed it; `effects` has the latest per metric and cut.
-    `verification`: why it is to be verified again, None once it was.
+    `verification`: why it is to be verified again, None once it was. `scores`: its evaluations, the last ones.
     """
 
     record: LeverRecord | None = None
@@ -109,6 +112,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     triggers: dict[str, TriggerStatus] = {}
     effects: dict[str, Effect] = {}
     verification: VerificationDue | None = None
+    scores: tuple[Scores, ...] = ()
 
     @property
     def is_held_off(self) -> bool:
@@ -145,6 +149,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 EMPTY = State()
 
+SCORES_MAX = 64
+"""Evaluations of one lever that are remembered."""
+
 VERIFYING = frozenset({RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED})
 """A move out of these answers what was to be verified: the gates were asked, or it went back."""
 
@@ -158,6 +165,20 @@ def fold(state: State, envelope: Envelope) -> State:
     """Return the state after one more event; `state` itself is left as it was."""
     counted = count(state, kind_of(envelope.event), seq=envelope.seq, at_s=envelope.at_s)
     return _apply(counted, envelope, envelope.event)
+
+
+def fold_all(state: State, envelopes: Iterable[Envelope]) -> State:
+    """Return the same as `fold` over each in order, without copying all levers for every event of one of them."""
+    levers = dict(state.levers)
+    bare = msgspec.structs.replace(state, levers={})
+    for envelope in envelopes:
+        name = lever_of(envelope.event)
+        known = levers.get(name) if name is not None else None
+        mine = {} if name is None or known is None else {name: known}
+        after = fold(msgspec.structs.replace(bare, levers=mine), envelope)
+        levers.update(after.levers)
+        bare = msgspec.structs.replace(after, levers={})
+    return msgspec.structs.replace(bare, levers=levers)
 
 
 def count(state: State, kind: str, *, seq: int, at_s: float, n: int = 1) -> State:
@@ -178,9 +199,7 @@ def rebuild(envelopes: Iterable[Envelope]) -> State:
         if isinstance(envelope.event, Checkpoint):
             state, through_seq = decode_state(envelope.event.state), envelope.event.through_seq
             break
-    for envelope in itertools.dropwhile(lambda each: each.seq <= through_seq, everything):
-        state = fold(state, envelope)
-    return state
+    return fold_all(state, itertools.dropwhile(lambda each: each.seq <= through_seq, everything))
 
 
 def encode_state(state: State) -> str:
@@ -227,6 +246,7 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
             | GatesEvaluated()
             | CutsKept()
             | VerificationDue()
+            | QualityScored()
             | TriggerMoved()
             | Effect()
         ):
@@ -300,7 +320,13 @@ def _proposed(envelope: Envelope, record: LeverRecord) -> LeverStatus:
 def _apply_lever(
     status: LeverStatus,
     at_s: float,
-    event: RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved | Effect,
+    event: RolloutMoved
+    | GatesEvaluated
+    | CutsKept
+    | VerificationDue
+    | QualityScored
+    | TriggerMoved
+    | Effect,
 ) -> LeverStatus:
     match event:
         case RolloutMoved():
@@ -319,6 +345,9 @@ def _apply_lever(
             )
         case VerificationDue():
             return msgspec.structs.replace(status, verification=event)
+        case QualityScored():
+            kept = (*status.scores, event.scores)[-SCORES_MAX:]
+            return msgspec.structs.replace(status, scores=kept)
         case CutsKept():
             return msgspec.structs.replace(status, kept=event.kept, refused=event.refused)
         case TriggerMoved():

@@ -19,16 +19,13 @@ all from here.
 """
 
 import math
-from bisect import insort
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
-from statistics import median
+from itertools import groupby
 
 from trimtab.core.stats_betting import (
     crossing_probabilities,
     log_wealth,
     units_needed,
-    win_boundary,
 )
 from trimtab.core.stats_proportions import (
     difference_bounds,
@@ -37,6 +34,7 @@ from trimtab.core.stats_proportions import (
     exact_no_harm,
     proportion_bounds,
 )
+from trimtab.core.stats_running import PairBuilder, RunningRatio
 from trimtab.core.stats_summary import mean_interval, percentile
 from trimtab.core.stats_types import (
     Interval,
@@ -44,14 +42,15 @@ from trimtab.core.stats_types import (
     RatioEstimate,
     StatsError,
     Unit,
-    check_alpha,
     exp_clamped,
 )
 
 __all__ = [
     "Interval",
     "Observation",
+    "PairBuilder",
     "RatioEstimate",
+    "RunningRatio",
     "StatsError",
     "Unit",
     "crossing_probabilities",
@@ -84,17 +83,15 @@ def pair_units(observations: Iterable[Observation], *, min_per_arm: int = 1) -> 
     """
     if min_per_arm < 1:
         raise StatsError(f"min_per_arm must be at least 1, got {min_per_arm}")
+    builder = PairBuilder(min_per_arm)
     units: list[Unit] = []
-    arms: dict[str, list[float]] = {"baseline": [], "candidate": []}
-    first_block: int | None = None
     for block, group in groupby(sorted(observations, key=_place), key=_block):
-        first_block = block if first_block is None else first_block
+        arms: dict[str, list[float]] = {"baseline": [], "candidate": []}
         for observation in group:
             _arm_values(arms, observation).append(observation.value)
-        if all(len(values) >= min_per_arm for values in arms.values()):
-            units.append(_close(first_block, block, arms["baseline"], arms["candidate"]))
-            arms = {"baseline": [], "candidate": []}
-            first_block = None
+        unit = builder.take(block, arms["baseline"], arms["candidate"])
+        if unit is not None:
+            units.append(unit)
     return tuple(units)
 
 
@@ -106,22 +103,10 @@ def ratio_estimate(units: Sequence[Unit], *, alpha: float = 0.05) -> RatioEstima
     `interval.low` > 1 + margin. The bounds are running extremes over all prefixes of `units`, so
     they only ever tighten. An open end is 0.0 or `math.inf`. Raises `StatsError` on a bad alpha.
     """
-    check_alpha(alpha)
-    if not units:
-        return RatioEstimate(0, 0, 0, None, None)
-    low, high, drifted = _running_bounds([unit.log_ratio for unit in units], alpha)
-    return RatioEstimate(
-        n_units=len(units),
-        n_baseline=sum(unit.n_baseline for unit in units),
-        n_candidate=sum(unit.n_candidate for unit in units),
-        ratio=exp_clamped(median(unit.log_ratio for unit in units)),
-        interval=Interval(
-            low=exp_clamped(low),
-            high=math.inf if math.isinf(high) else exp_clamped(high),
-            level=1.0 - 2.0 * alpha,
-        ),
-        drifted=drifted,
-    )
+    running = RunningRatio((alpha,))
+    for unit in units:
+        running.add(unit)
+    return running.estimate(alpha)
 
 
 def e_value_below(units: Sequence[Unit], ratio: float) -> float:
@@ -173,39 +158,6 @@ def _arm_values(arms: dict[str, list[float]], observation: Observation) -> list[
             f"{where}, {observation.arm}: value must be a positive finite number, got {observation.value}"
         )
     return arms[observation.arm]
-
-
-def _close(first: int, last: int, baseline: list[float], candidate: list[float]) -> Unit:
-    size = min(len(baseline), len(candidate))
-    log_ratio = _log_level(candidate, size) - _log_level(baseline, size)
-    return Unit(first, last, len(baseline), len(candidate), log_ratio)
-
-
-def _log_level(values: Sequence[float], size: int) -> float:
-    """Return the mean over groups of about `size` values of the logarithm of a group's mean."""
-    count = len(values) // size
-    edges = [len(values) * i // count for i in range(count + 1)]
-    groups = (values[start:end] for start, end in pairwise(edges))
-    return math.fsum(math.log(math.fsum(group) / len(group)) for group in groups) / count
-
-
-def _running_bounds(values: Sequence[float], alpha: float) -> tuple[float, float, bool]:
-    """Intersect the confidence sets of all prefixes: (low, high, drifted), in logarithms.
-
-    With w wins needed, a median above the w-th smallest value is refuted, and one below the w-th
-    largest.
-    """
-    seen: list[float] = []
-    low, high = -math.inf, math.inf
-    for value, wins in zip(values, win_boundary(len(values), alpha), strict=True):
-        insort(seen, value)
-        if wins > len(seen):
-            continue
-        next_low, next_high = max(low, seen[-wins]), min(high, seen[wins - 1])
-        if next_low > next_high:
-            return low, high, True
-        low, high = next_low, next_high
-    return low, high, False
 
 
 def _evidence(flips: Sequence[bool]) -> float:

@@ -58,7 +58,22 @@ def win_boundary(n: int, alpha: float) -> tuple[int, ...]:
     return _boundary(length, check_alpha(alpha))[:n]
 
 
+def wins_needed(n: int, alpha: float) -> int:
+    """Return the wins of `n` flips (at least one) with which the capital is at least 1/alpha; above `n`: none suffice.
+
+    The alpha is not checked: this is asked once a unit.
+    """
+    return _boundary(max(64, 1 << (n - 1).bit_length()), alpha)[n - 1]
+
+
 @lru_cache(maxsize=64)
+def units_that_show(alpha: float) -> int:
+    """Return the fewest units that can show anything at `alpha`, if all of them agree. Raises `StatsError`."""
+    boundary = win_boundary(1024, alpha)
+    return next((n for n, wins in enumerate(boundary, start=1) if wins <= n), UNITS_MAX)
+
+
+@lru_cache(maxsize=256)
 def _boundary(length: int, alpha: float) -> tuple[int, ...]:
     # The tolerance only forgives rounding: a mixture that makes exactly 1/alpha counts as enough.
     target = -math.log(alpha) - _ROUNDING

@@ -26,6 +26,11 @@ from trimtab.core.stats_types import Interval, StatsError, check_alpha, check_co
 _PRIORS = ((0.5, 0.5), (0.05, 1.0))
 # Halvings of an interval of length at most 2: the result is exact to the last digit of a float near 1e-12.
 _BISECTIONS = 90
+_EDGE = 1.0 - 1e-12
+# Newton's steps after which the bracket is halved all the same.
+_PATIENCE = 6
+# How near a root's two ends come, how flat an excess of log evidence counts as none, how small a step ends Newton's.
+_NEAR, _FLAT, _TINY = 1e-13, 1e-8, 1e-9
 
 
 def proportion_bounds(bad: int, n: int, *, alpha: float) -> Interval:
@@ -60,7 +65,7 @@ def difference_e_value(bad_b: int, n_b: int, bad_c: int, n_c: int, *, margin: fl
     if not -1.0 < margin < 1.0:
         raise StatsError(f"margin must be above -1 and below 1, got {margin}")
     seen = _log_marginal(bad_b, n_b) + _log_marginal(bad_c, n_c)
-    return exp_clamped(seen - _log_null_max(bad_b, n_b, bad_c, n_c, margin))
+    return exp_clamped(seen - _null_top(bad_b, n_b, bad_c, n_c, margin)[0])
 
 
 def discordance_e_value(
@@ -97,20 +102,60 @@ def difference_bounds(bad_b: int, n_b: int, bad_c: int, n_c: int, *, alpha: floa
     The level is 1 - 2 * `alpha`; the ends agree with `exact_no_harm` at every margin. Raises
     `StatsError` as `difference_e_value` does, and on a bad alpha.
     """
-    target = 1.0 / check_alpha(alpha)
-    edge = 1.0 - 1e-12
+    check_counts(bad_b, n_b, name="baseline")
+    check_counts(bad_c, n_c, name="candidate")
+    seen = _log_marginal(bad_b, n_b) + _log_marginal(bad_c, n_c) + math.log(check_alpha(alpha))
 
-    def above(margin: float) -> bool:
-        return difference_e_value(bad_b, n_b, bad_c, n_c, margin=margin) >= target
+    def above(margin: float) -> tuple[float, float]:
+        top, slope = _null_top(bad_b, n_b, bad_c, n_c, margin)
+        return seen - top, -slope
 
-    def below(margin: float) -> bool:
-        return difference_e_value(bad_c, n_c, bad_b, n_b, margin=-margin) >= target
+    def below(margin: float) -> tuple[float, float]:
+        top, slope = _null_top(bad_c, n_c, bad_b, n_b, -margin)
+        return seen - top, slope
 
     top = (bad_c / n_c if n_c else 0.0) - (bad_b / n_b if n_b else 0.0)
-    top = min(edge, max(-edge, top))
-    low = _crossing(top, -edge, above) if above(-edge) else -1.0
-    high = _crossing(top, edge, below) if below(edge) else 1.0
+    top = min(_EDGE, max(-_EDGE, top))
+    width = math.sqrt(_variance(bad_b, n_b) + _variance(bad_c, n_c))
+    low = _root(top, -_EDGE, above, width) if above(-_EDGE)[0] >= 0.0 else -1.0
+    high = _root(top, _EDGE, below, width) if below(_EDGE)[0] >= 0.0 else 1.0
     return Interval(low=low, high=high, level=1.0 - 2.0 * alpha)
+
+
+def _variance(bad: int, n: int) -> float:
+    share = (bad + 0.5) / (n + 1.0)
+    return share * (1.0 - share) / (n + 1.0)
+
+
+def _root(
+    inside: float, outside: float, excess: Callable[[float], tuple[float, float]], width: float
+) -> float:
+    """Return the point nearest to `inside` at which `excess` (value and slope) is not negative; it is not at `outside`.
+
+    Newton's steps on the square root of what log evidence has gained since `inside`, as it grows about like the square
+    of the distance. They begin where a normal of deviation `width` has the root; one that leaves the bracket halves it.
+    """
+    base = excess(inside)[0]
+    if base >= 0.0:
+        return inside
+    goal = math.sqrt(-base)
+    reach = outside - inside
+    at = inside + math.copysign(min(goal * math.sqrt(2.0) * width, 0.5 * abs(reach)), reach)
+    for tried in range(1, _BISECTIONS):
+        value, slope = excess(at)
+        if abs(value) <= _FLAT:
+            # Just inside the root: as far beyond it as it was short of it.
+            short = max(0.0, -value) / abs(slope) if slope else 0.0
+            return at + math.copysign(2.0 * short, reach)
+        inside, outside = (at, outside) if value < 0.0 else (inside, at)
+        if abs(outside - inside) <= _NEAR:
+            break
+        gained = math.sqrt(max(0.0, value - base))
+        step = 2.0 * gained * (gained - goal) / slope if slope and gained < math.inf else math.inf
+        at -= step
+        if tried % _PATIENCE == 0 or not min(inside, outside) < at < max(inside, outside):
+            at = 0.5 * (inside + outside)
+    return outside
 
 
 def _crossing(inside: float, outside: float, excluded: Callable[[float], bool]) -> float:
@@ -146,27 +191,52 @@ def _times_log(count: int, share: float) -> float:
     return count * math.log(share) if share > 0.0 else -math.inf
 
 
-def _log_null_max(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> float:
-    """Return the largest log likelihood with p_candidate <= p_baseline + margin.
+def _null_top(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> tuple[float, float]:
+    """Return the largest log likelihood with p_candidate <= p_baseline + margin, and how fast it grows with the margin.
 
     It is concave, so either its free top lies in the region, or the maximum is on the edge
-    p_candidate = p_baseline + margin, where its slope in p_baseline falls and is bisected.
+    p_candidate = p_baseline + margin; there its growth is the slope of the one that moves.
     """
     best_b = bad_b / n_b if n_b else 1.0
     best_c = bad_c / n_c if n_c else 0.0
     if best_c <= best_b + margin:
-        return _log_likelihood(bad_b, n_b, best_b) + _log_likelihood(bad_c, n_c, best_c)
+        return _log_likelihood(bad_b, n_b, best_b) + _log_likelihood(bad_c, n_c, best_c), 0.0
+    p = _edge_top(bad_b, n_b, bad_c, n_c, margin)
+    other = min(1.0, max(0.0, p + margin))
+    top = _log_likelihood(bad_b, n_b, p) + _log_likelihood(bad_c, n_c, other)
+    # Where p_candidate cannot move any further, all of the margin is p_baseline's.
+    stuck = not 0.0 < other < 1.0
+    return top, -_slope(bad_b, n_b, p) if stuck else _slope(bad_c, n_c, other)
+
+
+def _edge_top(bad_b: int, n_b: int, bad_c: int, n_c: int, margin: float) -> float:
+    """Return p_baseline at the top of the edge: Newton's steps on the slope, halving where one leaves the bracket."""
     low, high = max(0.0, -margin), min(1.0, 1.0 - margin)
+    if _slope(bad_b, n_b, low) + _slope(bad_c, n_c, low + margin) <= 0.0:
+        return low
+    if _slope(bad_b, n_b, high) + _slope(bad_c, n_c, high + margin) >= 0.0:
+        return high
+    good_b, good_c = n_b - bad_b, n_c - bad_c
+    p = (bad_b + bad_c - n_c * margin) / (n_b + n_c)
     for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        if _slope(bad_b, n_b, middle) + _slope(bad_c, n_c, middle + margin) > 0.0:
-            low = middle
+        if not low < p < high:
+            p = 0.5 * (low + high)
+        q = p + margin
+        up_b, up_c = (bad_b / p if bad_b else 0.0), (bad_c / q if bad_c else 0.0)
+        down_b, down_c = good_b / (1.0 - p), good_c / (1.0 - q)
+        slope = up_b + up_c - down_b - down_c
+        if slope == 0.0:
+            return p
+        if slope > 0.0:
+            low = p
         else:
-            high = middle
-    return max(
-        _log_likelihood(bad_b, n_b, p) + _log_likelihood(bad_c, n_c, min(1.0, max(0.0, p + margin)))
-        for p in (low, high)
-    )
+            high = p
+        curve = up_b / p + down_b / (1.0 - p) + up_c / q + down_c / (1.0 - q)
+        step = slope / curve
+        if high - low <= _NEAR * high or abs(step) <= _TINY * min(p, q, 1.0 - p, 1.0 - q):
+            break
+        p += step
+    return min(high, max(low, p))
 
 
 def _slope(bad: int, n: int, share: float) -> float:

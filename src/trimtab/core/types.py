@@ -103,6 +103,7 @@ class RolloutAction(StrEnum):
     ADOPT = "adopt"
     DISABLE = "disable"
     VERIFY = "verify"
+    SCORE = "score"
     FREEZE = "freeze"
     UNFREEZE = "unfreeze"
 

@@ -19,6 +19,7 @@ from trimtab.interfaces.calibrate_cli import calibrate_command  # noqa: E402
 from trimtab.interfaces.diagnose_cli import diagnose  # noqa: E402
 from trimtab.interfaces.efficiency_cli import efficiency_command  # noqa: E402
 from trimtab.interfaces.engine_cli import engine  # noqa: E402
+from trimtab.interfaces.export_cli import export  # noqa: E402
 from trimtab.interfaces.fleet_cli import fleet  # noqa: E402
 from trimtab.interfaces.keys_cli import keys  # noqa: E402
 from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
@@ -54,6 +55,7 @@ def main() -> None:
       trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
+      trimtab export grafana -o dashboard.json       a dashboard of the gateway's metrics
     """
 
 
@@ -76,6 +78,7 @@ for command in (
     calibrate_command,
     replay_command,
     ledger,
+    export,
 ):
     main.add_command(command)
 

@@ -15,9 +15,11 @@ from typing import IO
 import click
 import msgspec
 
-from trimtab.core.events import Envelope, kind_of, lever_of
+from trimtab.core.events import Envelope, kind_of
 from trimtab.core.narrate import ChainStep, chain, tell, tell_event
 from trimtab.interfaces.common import friendly, read_config
+from trimtab.interfaces.ledger_queries import QUERIES, answers_as_markdown
+from trimtab.interfaces.ledger_read import NotThereError, UnusableError, lever_name, reader_of, when
 from trimtab.runtime.ledger_reader import Filter, SqliteReader
 from trimtab.runtime.ledger_rows import LedgerError
 
@@ -56,7 +58,7 @@ def ledger(context: click.Context, path: Path | None, config_path: Path | None) 
 @click.pass_obj
 def list_events(path: Path, kind: str | None, lever: str | None, limit: int, as_json: bool) -> None:
     """List events, oldest first."""
-    with _reader(path) as reader:
+    with reader_of(path) as reader:
         found = reader.last(Filter(kind=kind, lever=lever), limit=limit)
     if as_json:
         _print_json(found)
@@ -69,7 +71,7 @@ def list_events(path: Path, kind: str | None, lever: str | None, limit: int, as_
         return
     for each in found:
         click.echo(
-            f"{each.seq}\t{each.id}\t{_when(each.at_s)}\t{kind_of(each.event)}\t{_head_line(each)}"
+            f"{each.seq}\t{each.id}\t{when(each.at_s)}\t{kind_of(each.event)}\t{_head_line(each)}"
         )
 
 
@@ -79,17 +81,17 @@ def list_events(path: Path, kind: str | None, lever: str | None, limit: int, as_
 @click.pass_obj
 def show(path: Path, reference: str, as_json: bool) -> None:
     """Show one event by its id, the start of its id, or its seq."""
-    with _reader(path) as reader:
+    with reader_of(path) as reader:
         try:
             found = reader.find(reference)
         except LedgerError as error:
-            raise _NotThereError(str(error)) from error
+            raise NotThereError(str(error)) from error
     if as_json:
         _print_json([found])
         return
     click.echo(
         f"event  {found.seq}  {found.id}\nkind   {kind_of(found.event)}\n"
-        f"at     {_when(found.at_s)}\ncause  {found.cause_id or 'none'}\nhash   {found.hash}\n"
+        f"at     {when(found.at_s)}\ncause  {found.cause_id or 'none'}\nhash   {found.hash}\n"
     )
     click.echo(tell_event(found.event))
     click.echo("\n" + msgspec.json.format(msgspec.json.encode(found.event), indent=2).decode())
@@ -101,14 +103,14 @@ def show(path: Path, reference: str, as_json: bool) -> None:
 @click.pass_obj
 def chain_of(path: Path, lever: str, as_json: bool) -> None:
     """Tell a lever's whole causal record in words. LEVER: its name, or the id of one of its events."""
-    with _reader(path) as reader:
-        name = _lever_name(reader, lever)
+    with reader_of(path) as reader:
+        name = lever_name(reader, lever)
         steps = chain(name, reader.told(name))
     if as_json:
         _print_json([step.envelope for step in steps])
         return
     start_s = steps[0].envelope.at_s
-    click.echo(f"Lever {name}: {len(steps)} events from {_when(start_s)}\n")
+    click.echo(f"Lever {name}: {len(steps)} events from {when(start_s)}\n")
     for step in steps:
         click.echo(f"+{step.envelope.at_s - start_s:.1f} s  [{step.envelope.id}]")
         click.echo(f"{_indented(step)}\n")
@@ -119,7 +121,7 @@ def chain_of(path: Path, lever: str, as_json: bool) -> None:
 @click.pass_obj
 def verify(path: Path, as_json: bool) -> None:
     """Check every hash, the order and the causes. Exit code 1 if something is wrong."""
-    with _reader(path) as reader:
+    with reader_of(path) as reader:
         found = reader.verify()
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
@@ -147,7 +149,7 @@ def verify(path: Path, as_json: bool) -> None:
     type=click.Choice(["jsonl", "markdown"]),
     default="jsonl",
     show_default=True,
-    help="jsonl: every event, complete. markdown: the chain of every lever in words.",
+    help="jsonl: every event, complete. markdown: every lever's chain in words, predictions against outcomes.",
 )
 @click.option(
     "--out",
@@ -157,46 +159,12 @@ def verify(path: Path, as_json: bool) -> None:
 @click.pass_obj
 def export(path: Path, style: str, out: Path | None) -> None:
     """Export the ledger for other tools or for reading."""
-    with _reader(path) as reader, _output(out) as file:
+    with reader_of(path) as reader, _output(out) as file:
         parts = _jsonl(reader) if style == "jsonl" else _markdown(reader)
         for part in parts:
             file.write(part)
     if out is not None:
         click.echo(f"wrote {out}")
-
-
-class _UnusableError(click.ClickException):
-    exit_code = 2
-
-
-class _NotThereError(click.ClickException):
-    exit_code = 1
-
-
-@contextlib.contextmanager
-def _reader(path: Path) -> Iterator[SqliteReader]:
-    try:
-        with SqliteReader(path) as reader:
-            yield reader
-    except LedgerError as error:
-        raise _UnusableError(str(error)) from error
-
-
-def _lever_name(reader: SqliteReader, wanted: str) -> str:
-    names = reader.levers()
-    if wanted in names:
-        return wanted
-    with contextlib.suppress(LedgerError):
-        name = lever_of(reader.find(wanted).event)
-        if name is not None:
-            return name
-    known = ", ".join(names) or "none"
-    raise _NotThereError(f"{reader.path} knows no lever {wanted!r}. Levers in it: {known}")
-
-
-def _when(at_s: float) -> str:
-    moment = datetime.datetime.fromtimestamp(at_s, tz=datetime.UTC)
-    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _head_line(each: Envelope) -> str:
@@ -241,8 +209,9 @@ def _markdown(reader: SqliteReader) -> Iterator[str]:
         yield f"\n## {name}\n"
         for step in chain(name, reader.told(name)):
             first, *rest = tell(step).splitlines()
-            yield f"\n- {_when(step.envelope.at_s)} `{step.envelope.id}`: {first}\n"
+            yield f"\n- {when(step.envelope.at_s)} `{step.envelope.id}`: {first}\n"
             yield from (f"  - {line.strip()}\n" for line in rest)
+    yield from answers_as_markdown(reader)
 
 
 @contextlib.contextmanager
@@ -254,13 +223,17 @@ def _output(out: Path | None) -> Iterator[IO[str]]:
     try:
         fd, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     except OSError as error:
-        raise _UnusableError(f"{out} cannot be written: {error.strerror}") from error
+        raise UnusableError(f"{out} cannot be written: {error.strerror}") from error
     part = Path(name)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             yield file
         part.replace(out)
     except OSError as error:
-        raise _UnusableError(f"{out} cannot be written: {error.strerror}") from error
+        raise UnusableError(f"{out} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+for _query in QUERIES:
+    ledger.add_command(_query)

@@ -62,13 +62,9 @@ def rollout() -> None:
 @friendly
 def propose(file: Path, start: bool, dry_run: bool, url: str, as_json: bool) -> None:
     """Propose the lever record in FILE (TOML); one that leaves a field unsaid is refused with its path."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{file} cannot be read: {error}") from error
     asked = Asked(
         action=RolloutAction.PROPOSE,
-        record=text,
+        record=_text(file),
         source=file.name,
         start=start,
         dry_run=dry_run,
@@ -181,6 +177,41 @@ def start(name: str, dry_run: bool, url: str, as_json: bool) -> None:
 
 @rollout.command()
 @NAME
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--evaluation", default="", help="Its name. Default: the file's.")
+@click.option(
+    "--floor",
+    type=click.FloatRange(0.0, 1.0),
+    help="Largest difference between runs of the baseline against itself, as a share of the items.",
+)
+@click.option("--floor-runs", type=click.IntRange(min=0), default=0, help="In how many such runs.")
+@URL
+@JSON
+@friendly
+def score(
+    name: str,
+    file: Path,
+    evaluation: str,
+    floor: float | None,
+    floor_runs: int,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Give NAME's quality gates the scores in FILE: JSON lines of items that both arms were asked, passed or not."""
+    asked = Asked(
+        action=RolloutAction.SCORE,
+        name=name,
+        scores=_text(file),
+        source=file.name,
+        evaluation=evaluation or file.stem,
+        floor=floor,
+        floor_runs=floor_runs,
+    )
+    _act(url, asked, as_json=as_json)
+
+
+@rollout.command()
+@NAME
 @click.option("--slice", "cut", default="", help='Only for one cut, such as "label=edit".')
 @REASON
 @URL
@@ -210,6 +241,13 @@ def freeze(reason: str, url: str, as_json: bool) -> None:
 def unfreeze(reason: str, url: str, as_json: bool) -> None:
     """Let promotions go on."""
     _act(url, Asked(action=RolloutAction.UNFREEZE, reason=reason), as_json=as_json)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file} cannot be read: {error}") from error
 
 
 def _act(url: str, asked: Asked, *, as_json: bool) -> None:

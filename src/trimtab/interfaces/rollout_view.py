@@ -4,7 +4,7 @@ import datetime
 
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
-from trimtab.core.narrate_words import duration, tell_verification
+from trimtab.core.narrate_words import duration, tell_scores, tell_verification
 from trimtab.core.state import LeverStatus, TriggerStatus
 from trimtab.rollout.interactions import Meeting
 
@@ -31,6 +31,12 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
     lines += ["budgets", *_indented(_budgets(record))]
     lines += ["expected and measured", *_indented(_effects(lever, record))]
     lines += ["gates at the last look", *_indented(_results(lever.results))]
+    if record.absent:
+        absent = [f"{metric.value}: {why}" for metric, why in record.absent.items()]
+        lines += ["not asked, as it cannot be read", *_indented(absent)]
+    if lever.scores:
+        told = [tell_scores(each).splitlines() for each in lever.scores]
+        lines += ["evaluations", *_indented([line for each in told for line in each])]
     lines += ["what can newly go wrong", *_indented(list(record.failure_modes))]
     lines += [
         "what switches it off",
@@ -57,6 +63,12 @@ def _indented(lines: list[str]) -> list[str]:
 def _whom(lever: LeverStatus, record: LeverRecord) -> list[str]:
     cuts = " or ".join(str(cut) for cut in record.cuts) or "all traffic"
     lines = [f"{cuts}: {record.condition}"]
+    if record.without:
+        lines.append(f"never for {', '.join(str(cut) for cut in record.without)}")
+    if record.ramp.holdback_share:
+        lines.append(
+            f"{record.ramp.holdback_share:.0%} of the sessions stay on the baseline for good"
+        )
     if lever.kept:
         lines.append(f"kept for {', '.join(lever.kept)}")
     return lines + [f"refused for {cut}: {why}" for cut, why in lever.refused.items()]

@@ -13,6 +13,7 @@ BYTES_PER_TOKEN_LIMITS: Final = (1.0, 16.0)
 RATIO_SMOOTHING: Final = 0.1
 SAMPLE_TOKENS_MIN: Final = 16
 LABELS_MAX: Final = 256
+MODEL_CHARS_MAX: Final = 128
 OUTPUT_TOKENS_START: Final = 128.0
 OUTPUT_SMOOTHING: Final = 0.1
 
@@ -55,8 +56,19 @@ class OutputExpectation:
             self._means.popitem(last=False)
 
 
+def model_name(facts: RequestFacts) -> str | None:
+    """Return the model that a request names, as records keep it: not longer than names are."""
+    return facts.model[:MODEL_CHARS_MAX] if facts.model else None
+
+
 def cuts_before_serving(
-    facts: RequestFacts, *, label: str | None, repetition: float | None, prompt_tokens: int
+    facts: RequestFacts,
+    *,
+    label: str | None,
+    repetition: float | None,
+    prompt_tokens: int,
+    tenant: str | None = None,
+    marks: tuple[str, ...] = (),
 ) -> tuple[Cut, ...]:
     """Return the cuts of a request that are known before it is served; input tokens are estimated."""
     known = RequestRecord(
@@ -70,5 +82,8 @@ def cuts_before_serving(
         temperature=facts.temperature,
         constraint=facts.constraint,
         tokens=Tokens(prompt=prompt_tokens),
+        model=model_name(facts),
+        tenant=tenant,
+        marks=marks,
     )
     return cuts_of(known)

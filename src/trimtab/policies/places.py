@@ -1,6 +1,10 @@
 """Where each session (or request) stands in [0, 1): a slice of share s holds those whose place is below s.
 
-Places are dealt out in order of first appearance along the golden-ratio sequence, which fills [0, 1) more evenly
+Two ways. *Hashed*: the place is a hash of the session and the lever's name. It needs no memory, so it is the same in
+every gateway and after a restart; of few sessions a small slice may hold none, or several times its share, by chance.
+*Dealt*: for one gateway whose whole life is one comparison, as a tune's is.
+
+Dealt places are given in order of first appearance along the golden-ratio sequence, which fills [0, 1) more evenly
 than hashes do: of any ten new sessions in a row about one is in a slice of 10%, so that a small slice is never
 empty by bad luck and never twice its size. A session keeps its place for as long as it is remembered; the sequence
 starts at a place drawn per lever, so that no session is always the first to meet a candidate.
@@ -15,6 +19,18 @@ SESSIONS_MAX: Final = 100_000
 """Sessions remembered; the one longest unseen goes, and meets a new place if it returns."""
 
 _STEP: Final = 0.6180339887498949
+
+
+class HashedPlaces:
+    """Places that any gateway works out alike, before and after a restart; nothing is remembered."""
+
+    def of(self, session: str, lever: str) -> float:
+        """Return the session's place for a lever."""
+        return hashed_place(session, lever)
+
+    def peek(self, session: str, lever: str) -> float:
+        """Return what `of` returns."""
+        return hashed_place(session, lever)
 
 
 class Places:

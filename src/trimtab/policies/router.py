@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from trimtab.core.columns import HeldColumns
-from trimtab.core.cuts import Cut
 from trimtab.core.decision import (
     FleetView,
     Held,
@@ -29,34 +28,17 @@ from trimtab.core.prefix import PrefixIndex
 from trimtab.core.prefix_trust import BROKEN_BELOW, KeyTrust
 from trimtab.core.traffic import Exposure, TrafficPlan, expose
 from trimtab.core.types import Arm
-from trimtab.policies.estimates import OutputExpectation, TokenRatio, cuts_before_serving
+from trimtab.policies.estimates import OutputExpectation, TokenRatio
 from trimtab.policies.flights import Admission
 from trimtab.policies.home_keys import HomeKeys
 from trimtab.policies.hot_prefixes import TOKENS_MIN, HotPrefixes
 from trimtab.policies.loadstate import LoadState
-from trimtab.policies.places import Places
+from trimtab.policies.places import HashedPlaces, Places
+from trimtab.policies.route_query import RouteQuery as RouteQuery
+from trimtab.policies.route_query import asks_cuts, cuts_of_query, key_of
 from trimtab.policies.routing import CANDIDATES_MAX
 
 START_PLAN: Final = TrafficPlan(policy="round_robin")
-
-
-class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway knows of a request when it asks for a replica.
-
-    `blocks` are its hashed prompt blocks; `key_class` is that of their scope (`PrefixScope.key_class`), `salt` the
-    cache salt in it; `now_s` is of the monotonic clock, as the traffic plan's times are.
-    """
-
-    request_id: str
-    facts: RequestFacts
-    blocks: tuple[int, ...]
-    prompt_size: int
-    session: str
-    label: str | None
-    repetition: float | None
-    now_s: float
-    key_class: str = "plain"
-    salt: str = ""
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +93,12 @@ class Router:
         *,
         plan: TrafficPlan = START_PLAN,
         explained: bool = True,
+        places: Places | HashedPlaces | None = None,
     ) -> None:
-        """Take what it looks at. Not `explained`: nobody asks why later, so what it saw need not be kept."""
+        """Take what it looks at. Not `explained`: nobody asks why later, so what it saw need not be kept.
+
+        `places`: where sessions stand in slices; None: dealt out in order of appearance.
+        """
         self.load = load
         self.index = index
         self.plan = plan
@@ -126,7 +112,7 @@ class Router:
         self._kv_used = False
         self._hot = HotPrefixes()
         self._homes = HomeKeys()
-        self._places = Places()
+        self._places = places or Places()
         self._explained = explained
         self._met: tuple[str, ...] = ()
 
@@ -165,9 +151,10 @@ class Router:
             plan,
             place=place,
             # Cuts matter to slices and preferences only.
-            cuts=_cuts(query, prompt_tokens) if plan.candidate or plan.preferences else (),
+            cuts=cuts_of_query(query, prompt_tokens) if asks_cuts(plan) else (),
             now_s=query.now_s,
             replicas=self.load.ready(),
+            session=query.session,
         )
 
     def set_policies(self, policies: Mapping[str, RoutingPolicy]) -> None:
@@ -177,12 +164,9 @@ class Router:
     def _place(
         self, plan: TrafficPlan, query: RouteQuery, place_of: Callable[[str, str], float]
     ) -> float:
-        """Sessions keep to one arm where the arms have replicas of their own; a routing lever takes any request."""
+        """Return where a request stands in the slice of the lever that is being proven; 1: in none."""
         candidate = plan.candidate
-        if candidate is None:
-            return 1.0
-        key = query.session if candidate.replicas else query.request_id
-        return place_of(key, candidate.lever)
+        return 1.0 if candidate is None else place_of(key_of(query, candidate), candidate.lever)
 
     def reroute(self, routed: Routed, *, may_repeat: bool, tried: Collection[str] = ()) -> Routed:
         """Decide again after a dispatch in vain, without that replica; the request leaves the comparison.
@@ -382,15 +366,6 @@ def _listed(holdings: HeldColumns, ids: tuple[str, ...]) -> tuple[Held, ...]:
         for id_ in ids
     )
     return tuple(held for held in found if held.tokens or held.displaced)
-
-
-def _cuts(query: RouteQuery, prompt_tokens: int) -> tuple[Cut, ...]:
-    return cuts_before_serving(
-        query.facts,
-        label=query.label,
-        repetition=query.repetition,
-        prompt_tokens=prompt_tokens,
-    )
 
 
 def _detached(plan: TrafficPlan, allowed: tuple[str, ...] | None) -> Exposure:

@@ -6,15 +6,23 @@ from typing import assert_never
 import msgspec
 
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
+from trimtab.core.quality_scores import Scores
 from trimtab.core.stats import Interval
+from trimtab.core.stats_betting import units_that_show
 from trimtab.core.types import RolloutState, Verdict
 
 ALL_TRAFFIC = "all"
 
-UNITS_THAT_SHOW = 6
-"""With fewer units than these nothing can be shown at alpha = 0.05."""
-
-RATES = frozenset({Metric.ERROR_RATE, Metric.OUTPUT_DIFFERENCE, Metric.MEMORY_BYTES})
+RATES = frozenset(
+    {
+        Metric.ERROR_RATE,
+        Metric.OUTPUT_DIFFERENCE,
+        Metric.MEMORY_BYTES,
+        Metric.INVALID_OUTPUT_RATE,
+        Metric.QUALITY_LOSS,
+        Metric.SLICE_SHARE,
+    }
+)
 """Counted or read, not compared in units: what looks like harm there holds until it does not."""
 
 
@@ -22,26 +30,32 @@ class ArmExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What gates need beside request records; None is unknown.
 
     Harm is judged from `fresh_from_block` on, the first block at the present share; blocks from
-    `complete_before_block` on are not over yet (None: all are).
+    `complete_before_block` on are not over yet (None: all are). Before `warm_from_block` the candidate was cold.
 
     Memory: peak resident bytes of a replica of each arm. Outputs: of `outputs_n` prompts asked again at
-    temperature 0, `outputs_differ` gave another text with the candidate; `floor_*`: baseline against itself.
+    temperature 0, `outputs_differ` gave another text with the candidate; `floor_*`: baseline against itself. Prices
+    are of a replica's hour; `scores`: the evaluations of the lever.
     """
 
     fresh_from_block: int = 0
     complete_before_block: int | None = None
+    warm_from_block: int = 0
     memory_bytes_baseline: float | None = None
     memory_bytes_candidate: float | None = None
     outputs_differ: int = 0
     outputs_n: int = 0
     floor_differs: int = 0
     floor_n: int = 0
+    price_baseline: float | None = None
+    price_candidate: float | None = None
+    scores: tuple[Scores, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of one cut in both arms. `harm_*`: above 0 is worse; infinite where nothing bounds it.
 
-    `n_units` None: the metric has no units. `unmeasured`: requests that lacked a value.
+    `n_units` None: the metric has no units. `unmeasured`: requests that lacked a value. `may_stop`: that there is any
+    harm at all is shown at the rollout's bound for stopping (`rollout.bounds`), or it has none.
     """
 
     n_baseline: int
@@ -52,16 +66,24 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     harm_low: float
     harm_high: float
     harm_now: float | None
+    may_stop: bool = True
     drifted: bool = False
     unmeasured: int = 0
     note: str = ""
 
 
-def judge(spec: GateSpec, measured: Measured) -> tuple[Verdict, str]:
+def judge(
+    spec: GateSpec, measured: Measured, stop_alpha: float | None = None
+) -> tuple[Verdict, str]:
     """Return the verdict and why; a fail comes before all, a lack of samples before a pass."""
     low, high, margin = measured.harm_low, measured.harm_high, spec.margin
     limit = 0.0 if spec.question is Question.GAIN else margin
     if low > limit:
+        if not measured.may_stop:
+            return (
+                Verdict.HOLD,
+                f"worse by more than {limit:.0%} is likely, but not shown at {stop_alpha:.2g}",
+            )
         return Verdict.FAIL, f"worse by more than {limit:.0%} is shown"
     if _unmeasurable(spec, measured):
         return Verdict.ERROR, f"none of {measured.unmeasured} requests could be measured"
@@ -77,7 +99,7 @@ def judge(spec: GateSpec, measured: Measured) -> tuple[Verdict, str]:
             words = f"the absence of harm beyond {margin:.0%}"
         case Question.VETO:
             likely = measured.harm_now is not None and measured.harm_now > margin
-            if likely and _holds_while_likely(spec, measured):
+            if likely and _holds_while_likely(spec, measured, stop_alpha):
                 return Verdict.HOLD, f"harm beyond {margin:.0%} is likely, but not shown"
             return Verdict.PASS, f"harm beyond {margin:.0%} is not shown"
         case _:
@@ -116,14 +138,15 @@ def result_of(
     )
 
 
-def _holds_while_likely(spec: GateSpec, measured: Measured) -> bool:
+def _holds_while_likely(spec: GateSpec, measured: Measured, stop_alpha: float | None) -> bool:
     """Whether likely harm is enough to wait.
 
     While the slice is small it is: the gate is there to catch what is broken. So it is where harm could not be shown
     even if all the evidence spoke for it. Before adoption, with units enough, silence counts.
     """
     early = RolloutState.PROVING not in spec.during
-    return early or spec.metric in RATES or (measured.n_units or 0) < UNITS_THAT_SHOW
+    showing = units_that_show(spec.alpha if stop_alpha is None else min(spec.alpha, stop_alpha))
+    return early or spec.metric in RATES or (measured.n_units or 0) < showing
 
 
 def _unmeasurable(spec: GateSpec, measured: Measured) -> bool:

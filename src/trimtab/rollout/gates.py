@@ -4,6 +4,8 @@ Law: harm is candidate over baseline less one (for throughput, one less that rat
     gain     passes when harm.high <= -margin, fails when harm.low > 0
     no_harm  passes when harm.high <= margin,  fails when harm.low > margin
     veto     fails when harm.low > margin; holds while it is likely, early or with few units; else passes
+A fail takes more: that there is any harm at all must be shown at the rollout's bound for stopping (`rollout.bounds`);
+until then it holds.
 The interval holds at every look. A pass needs the declared requests in each arm and the declared units; until
 then it is hold, with what is lacking. A fail does not wait. What cannot be measured is error.
 
@@ -15,49 +17,54 @@ latest estimate agrees; counts of tail values and errors treat requests as indep
 more than they should, towards fail.
 """
 
-import math
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import assert_never
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from trimtab.core.cuts import Cut
-from trimtab.core.gate import GateResult, GateSpec, Metric, Question, Statistic
+from trimtab.core.gate import GateResult, GateSpec, Metric, Question
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
-from trimtab.core.stats import Interval, difference_bounds, percentile, ratio_estimate
-from trimtab.core.types import RolloutState, Technique, Verdict
-from trimtab.rollout.answer import ArmExtras, Measured, judge, result_of
-from trimtab.rollout.comparison import (
-    Pairing,
-    Sample,
-    arm_counts,
-    computed_share,
-    is_servers_error,
-    output_tokens_per_s,
-    own_output_tokens_per_s,
-    pair_blocks,
-    pair_requests,
-    request_value,
-    sample_of,
-)
-from trimtab.rollout.vetoes import automatic_vetoes
+from trimtab.core.types import RolloutState, Verdict
+from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras, Measured, judge, result_of
+from trimtab.rollout.blocks import Row
+from trimtab.rollout.bounds import StopBounds, proven_share, stop_bounds
+from trimtab.rollout.closing import Closing, Frame
+from trimtab.rollout.evidence import key_of
+from trimtab.rollout.leaving import leaving
+from trimtab.rollout.quality import quality_results
+from trimtab.rollout.rates import measured_outputs
 
-__all__ = ["ArmExtras", "evaluate", "kept_cuts"]
-
-# Bounds take 10 ms, and most looks see the counts of the one before.
-_difference_bounds = lru_cache(maxsize=1024)(difference_bounds)
-
-TAIL_SHARE_EXTRA = 0.05
-"""How much more of the candidate's requests than of the baseline's may lie beyond the tail's threshold."""
+__all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall"]
 
 
 def evaluate(
     record: LeverRecord,
     state: RolloutState,
-    records: Sequence[RequestRecord],
+    records: Iterable[RequestRecord],
     extras: ArmExtras,
+) -> tuple[tuple[GateResult, ...], Verdict]:
+    """Answer the gates of a state from all records at once; see `answers`."""
+    closing = Closing(record)
+    for one in records:
+        if one.lever == record.name and one.block is not None:
+            closing.take(one.block, Row(one))
+    closing.advance(
+        Frame(
+            fresh_from=extras.fresh_from_block,
+            warm_from=extras.warm_from_block,
+            end=extras.complete_before_block,
+        )
+    )
+    return answers(record, state, closing, extras, stop_bounds(record, proven_share(record)))
+
+
+def answers(
+    record: LeverRecord,
+    state: RolloutState,
+    closing: Closing,
+    extras: ArmExtras,
+    stops: StopBounds,
 ) -> tuple[tuple[GateResult, ...], Verdict]:
     """Answer every gate that the lever asks in this state, and look for harm in all other cuts.
 
@@ -65,30 +72,43 @@ def evaluate(
     and not required never fails the lever: it decides whether the cut is kept. A state in which nothing
     required is asked is an error.
     """
-    everything = sample_of(record.name, records)
-    fresh = everything.between(extras.fresh_from_block, None)
-    complete = everything.between(0, extras.complete_before_block)
-    fresh_and_complete = fresh.between(0, extras.complete_before_block)
+    results: list[GateResult] = []
+    for spec in record.gates:
+        if state not in spec.during:
+            continue
+        if spec.metric is Metric.QUALITY_LOSS:
+            tokens = closing.evidence.prompt_tokens.by_cut
+            results += quality_results(record, spec, tokens, extras.scores)
+        else:
+            results.append(_answer(spec, closing, extras, stops))
+    cold = closing.cold_note()
+    if cold:
+        results = [_with_cold(one, cold) for one in results]
+    results += closing.evidence.cuts.results(stops.cut)
+    results += closing.validity.vetoes(stops.gate)
+    return tuple(results), overall(results, record)
 
-    def sample_for(spec: GateSpec) -> Sample:
-        if spec.metric is Metric.ERROR_RATE:
-            return fresh
-        return complete if spec.question is Question.GAIN else fresh_and_complete
 
-    asked = [spec for spec in record.gates if state in spec.during]
-    results = [answer(record, spec, sample_for(spec), extras) for spec in asked]
-    results += automatic_vetoes(record, fresh_and_complete)
-    return tuple(results), overall(results)
-
-
-def overall(results: Sequence[GateResult]) -> Verdict:
-    """Join the answers of the gates; see `evaluate`."""
-    if any(one.verdict is Verdict.FAIL and not _only_for_its_cut(one) for one in results):
+def overall(results: Sequence[GateResult], record: LeverRecord | None = None) -> Verdict:
+    """Join the answers of the gates; see `evaluate`. A fail that only takes its cut out does not fail the lever."""
+    if any(
+        one.verdict is Verdict.FAIL
+        and not _only_for_its_cut(one)
+        and (record is None or harmed_cut(record, one) is None)
+        for one in results
+    ):
         return Verdict.FAIL
     required = [one.verdict for one in results if one.required]
     if not required or Verdict.ERROR in required:
         return Verdict.ERROR
     return Verdict.HOLD if Verdict.HOLD in required else Verdict.PASS
+
+
+def harmed_cut(record: LeverRecord, result: GateResult) -> Cut | None:
+    """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself."""
+    if result.verdict is not Verdict.FAIL or result.required:
+        return None
+    return leaving(record, result.cut)
 
 
 def kept_cuts(
@@ -115,167 +135,36 @@ def kept_cuts(
     return (tuple(kept) if gains else record.cuts), refused
 
 
-def answer(record: LeverRecord, spec: GateSpec, sample: Sample, extras: ArmExtras) -> GateResult:
+def _answer(spec: GateSpec, closing: Closing, extras: ArmExtras, stops: StopBounds) -> GateResult:
     """Answer one declared gate."""
-    inside = sample.within(spec.cut)
-    match spec.metric:
-        case Metric.TTFT_MS | Metric.TPOT_MS | Metric.CHUNK_GAP_MS | Metric.E2E_MS:
-            measured = _latency(record, spec, inside)
-        case Metric.OUTPUT_TOKENS_PER_S:
-            ok = [one for one in inside if one.ok]
-            measured = _ratio(spec, _throughput(spec, ok), higher_is_better=True)
-        case Metric.PROMPT_TOKENS_COMPUTED:
-            ok = [one for one in inside if one.ok]
-            measured = _ratio(spec, pair_blocks(ok, computed_share))
-        case Metric.ERROR_RATE:
-            measured = _errors(spec, inside)
-        case Metric.MEMORY_BYTES:
-            measured = _memory(inside, extras)
-        case Metric.OUTPUT_DIFFERENCE:
-            measured = _outputs(spec, extras)
-        case _:
-            assert_never(spec.metric)
-    return result_of(spec, measured, judge(spec, measured))
+    # A gain asked of a cut and not required decides about the cut alone: it stops nothing.
+    stop = None if spec.question is Question.GAIN and not spec.required else stops.gate
+    source = closing.evidence.sources.get(key_of(spec))
+    follows_from = None if source is None else (id(source), source.version, stop, extras)
+    known = closing.remembered.get(spec.name)
+    if known is not None and follows_from is not None and known[0] == follows_from:
+        return known[1]
+    measured = _measured(spec, closing, extras, stop)
+    result = result_of(spec, measured, judge(spec, measured, stop))
+    closing.remembered[spec.name] = follows_from, result
+    return result
 
 
-def _latency(record: LeverRecord, spec: GateSpec, inside: Sequence[RequestRecord]) -> Measured:
-    value_of = request_value(spec.metric)
-    assert value_of is not None, "only latencies come here"
-    ok = [one for one in inside if one.ok]
-    note = ""
-    if record.technique is Technique.SPECULATION and spec.metric is Metric.TPOT_MS:
-        # A model that repeats itself is easy to draft for; nobody wants that output faster.
-        loops = sum(one.looping is True for one in ok)
-        ok = [one for one in ok if one.looping is not True]
-        note = f"{loops} looping outputs left out" if loops else ""
-    if spec.statistic is Statistic.TAIL_P95:
-        values = [(one, value_of(one)) for one in ok]
-        return _tail(spec, [(one, value) for one, value in values if value is not None], len(ok))
-    measured = _ratio(spec, pair_requests(ok, value_of, matched_batch=spec.matched_batch))
-    return msgspec.structs.replace(measured, note=note)
+def _measured(spec: GateSpec, closing: Closing, extras: ArmExtras, stop: float | None) -> Measured:
+    if spec.metric is Metric.ERROR_RATE:
+        return closing.errors[spec.cut].measured(spec, stop)
+    if spec.metric is Metric.OUTPUT_DIFFERENCE:
+        return measured_outputs(spec, stop, extras)
+    source = closing.evidence.sources.get(key_of(spec))
+    if source is None:
+        raise AssertionError(f"{spec.metric.value} is not answered from request records")
+    return source.measured(spec, stop, extras)
 
 
-def _throughput(spec: GateSpec, ok: Sequence[RequestRecord]) -> Pairing:
-    if spec.matched_batch:
-        return pair_requests(ok, own_output_tokens_per_s, matched_batch=True)
-    return pair_blocks(ok, output_tokens_per_s)
-
-
-def _ratio(spec: GateSpec, pairing: Pairing, *, higher_is_better: bool = False) -> Measured:
-    estimate = ratio_estimate(pairing.units, alpha=spec.alpha)
-    low, high = (
-        (estimate.interval.low, estimate.interval.high) if estimate.interval else (0.0, math.inf)
-    )
-    ratio = estimate.ratio
-    if higher_is_better:
-        harm = (1.0 - high, 1.0 - low)
-        harm_now = None if ratio is None else 1.0 - ratio
-    else:
-        harm = (low - 1.0, high - 1.0)
-        harm_now = None if ratio is None else ratio - 1.0
-    return Measured(
-        n_baseline=pairing.n_baseline,
-        n_candidate=pairing.n_candidate,
-        n_units=estimate.n_units,
-        value=ratio,
-        interval=estimate.interval,
-        harm_low=harm[0],
-        harm_high=harm[1],
-        harm_now=harm_now,
-        drifted=estimate.drifted,
-        unmeasured=pairing.unmeasured,
-    )
-
-
-def _tail(spec: GateSpec, values: Sequence[tuple[RequestRecord, float]], asked: int) -> Measured:
-    """Compare the shares beyond the baseline's p95 * (1 + margin).
-
-    Harm is what the candidate's share has beyond the baseline's and TAIL_SHARE_EXTRA, moved by the margin so
-    that the common rule applies.
-    """
-    baseline = [value for one, value in values if one.arm.value == "baseline"]
-    edge = percentile(baseline, 0.95) * (1.0 + spec.margin) if baseline else math.inf
-    beyond = {one.request_id for one, value in values if value > edge}
-    counts = arm_counts([one for one, _ in values], lambda one: one.request_id in beyond)
-    measured = _rate(spec, counts, allowed=TAIL_SHARE_EXTRA, asked=asked, blocks=_blocks(values))
-    note = f"of shares beyond {1.0 + spec.margin:.2f} x the baseline's p95, {TAIL_SHARE_EXTRA:.0%} more allowed"
-    return msgspec.structs.replace(measured, note=note)
-
-
-def _errors(spec: GateSpec, inside: Sequence[RequestRecord]) -> Measured:
-    stayed = [one for one in inside if not one.client_aborted]
-    counts = arm_counts(stayed, is_servers_error)
-    aborts = arm_counts(inside, lambda one: one.client_aborted)
-    note = ""
-    if aborts[0] or aborts[2]:
-        note = f"clients left: baseline {aborts[0]} of {aborts[1]}, candidate {aborts[2]} of {aborts[3]}"
-    measured = _rate(
-        spec, counts, allowed=spec.margin, asked=len(stayed), blocks=_blocks_of(stayed)
-    )
-    return msgspec.structs.replace(measured, note=note)
-
-
-def _rate(
-    spec: GateSpec,
-    counts: tuple[int, int, int, int],
-    *,
-    allowed: float,
-    asked: int,
-    blocks: int,
-) -> Measured:
-    bad_b, n_b, bad_c, n_c = counts
-    bounds = _difference_bounds(bad_b, n_b, bad_c, n_c, alpha=spec.alpha)
-    now = bad_c / n_c - bad_b / n_b if n_b and n_c else None
-    shift = spec.margin - allowed
-    return Measured(
-        n_baseline=n_b,
-        n_candidate=n_c,
-        n_units=blocks,
-        value=now,
-        interval=bounds if n_b and n_c else None,
-        harm_low=bounds.low + shift,
-        harm_high=bounds.high + shift,
-        harm_now=None if now is None else now + shift,
-        unmeasured=asked - n_b - n_c,
-    )
-
-
-def _memory(inside: Sequence[RequestRecord], extras: ArmExtras) -> Measured:
-    _, n_b, _, n_c = arm_counts(inside, lambda one: False)
-    before, after = extras.memory_bytes_baseline, extras.memory_bytes_candidate
-    ratio = after / before if before and after is not None else None
-    # Read, not sampled: the interval is the point.
-    interval = None if ratio is None else Interval(low=ratio, high=ratio, level=0.99)
-    return Measured(
-        n_baseline=n_b,
-        n_candidate=n_c,
-        n_units=None,
-        value=ratio,
-        interval=interval,
-        harm_low=-math.inf if ratio is None else ratio - 1.0,
-        harm_high=math.inf if ratio is None else ratio - 1.0,
-        harm_now=None if ratio is None else ratio - 1.0,
-        unmeasured=n_b + n_c if ratio is None else 0,
-    )
-
-
-def _outputs(spec: GateSpec, extras: ArmExtras) -> Measured:
-    counts = (extras.floor_differs, extras.floor_n, extras.outputs_differ, extras.outputs_n)
-    measured = _rate(spec, counts, allowed=spec.margin, asked=0, blocks=0)
-    return msgspec.structs.replace(measured, n_units=None, unmeasured=0)
-
-
-def _blocks(values: Sequence[tuple[RequestRecord, float]]) -> int:
-    return _blocks_of([one for one, _ in values])
-
-
-def _blocks_of(records: Sequence[RequestRecord]) -> int:
-    """Return how many pairs of blocks both arms could have been seen in, the units of a rate."""
-    by_arm: dict[str, set[int]] = {"baseline": set(), "candidate": set()}
-    for one in records:
-        if one.block is not None:
-            by_arm[one.arm.value].add(one.block)
-    return min(len(blocks) for blocks in by_arm.values())
+def _with_cold(result: GateResult, cold: str) -> GateResult:
+    if result.metric is not Metric.TTFT_MS or result.cut != ALL_TRAFFIC:
+        return result
+    return msgspec.structs.replace(result, reason=f"{result.reason}; {cold}")
 
 
 def _only_for_its_cut(result: GateResult) -> bool:

@@ -41,6 +41,13 @@ def meeting(one: LeverRecord, other: LeverRecord) -> Meeting | None:
     return Meeting(budgets=budgets, phases=phases, cuts=cuts)
 
 
+def touched(record: LeverRecord) -> tuple[str, ...]:
+    """Return the budgets that a lever moves and the phases it acts on, by name."""
+    budgets = _in_order(Budget, _budgets(record))
+    phases = _in_order(Phase, _phases(record))
+    return tuple(each.value for each in (*budgets, *phases))
+
+
 def matrix(records: Iterable[LeverRecord]) -> dict[tuple[str, str], Meeting]:
     """Return every pair of levers that meet, each pair once, by their names in order."""
     ordered = sorted(records, key=lambda record: record.name)

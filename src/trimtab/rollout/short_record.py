@@ -7,15 +7,14 @@ switchback, a revision restarts a replica and is compared side by side.
 
 import re
 import tomllib
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from trimtab.core.budgets import BudgetMove
-from trimtab.core.config import Strict
-from trimtab.core.cuts import Cut, Dimension
-from trimtab.core.gate import GateSpec, Metric, Question, Statistic
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
+from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import (
     Actuation,
     Bottleneck,
@@ -29,127 +28,49 @@ from trimtab.core.lever import (
     RampPlan,
     Scope,
     TriggerAction,
-    TriggerSignal,
     TriggerSpec,
     check_record,
 )
-from trimtab.core.revision import Revision, Speculation
-from trimtab.core.types import Budget, Mode, Phase, Resource, RolloutState, Technique
+from trimtab.core.revision import Model, Revision
+from trimtab.core.types import RolloutState, Technique
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
+from trimtab.rollout.short_shapes import (
+    RevisionChange,
+    ShortEffect,
+    ShortGate,
+    ShortRecord,
+    ShortTrigger,
+)
 
-SHARES: Final = (0.01, 0.05, 0.10, 0.25, 0.50, 0.95)
 RECORD_BYTES_MAX: Final = 256 * 1024
 LIVE_REVERSE_S, RESTART_REVERSE_S = 0.1, 60.0
+RESTART_WARM_UP: Final = "15min"
+COST_MARGIN: Final = 0.10
+"""How much more a million output tokens may cost before adoption, where a price is known."""
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_TEXT = Annotated[str, Meta(min_length=1)]
 
 
-class ShortBottleneck(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What binds. `diagnosis`: the id of a diagnosis in the ledger, or words with where they come from."""
-
-    phase: Phase
-    resource: Resource
-    diagnosis: _TEXT
-    share: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    evidence: tuple[_TEXT, ...] = ()
+def _no_model(path: str) -> Model:
+    raise LeverRecordError(f"$.revision.model {path!r} cannot be looked for here")
 
 
-class ShortMove(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the lever does to one budget. `delta_share` absent: the size is not known in advance."""
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fleet knows that a writer need not say.
 
-    budget: Budget
-    spends: bool
-    because: _TEXT
-    delta_share: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None
+    `absent`: metrics that cannot be read of its engines, with why. `price_per_replica_hour`: 0 is not known.
+    `not_combinable`: a technique and a cut that its engine cannot serve together, such as
+    ("speculation", "constraint=json_schema"), with why. `find_model` raises `LeverRecordError`; `hide` returns a cut as
+    it may be kept.
+    """
 
-
-class ShortEffect(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prediction: candidate over baseline, with its range."""
-
-    ratio: Annotated[float, Meta(gt=0.0)]
-    low: Annotated[float, Meta(gt=0.0)]
-    high: Annotated[float, Meta(gt=0.0)]
-    because: _TEXT
-
-
-class ShortGate(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One gate more than those that every record gets. `cut`: such as "input_tokens=4096-16384"."""
-
-    metric: Metric
-    question: Question
-    margin: Annotated[float, Meta(ge=0.0, le=10.0)]
-    name: str = ""
-    statistic: Statistic = Statistic.TYPICAL
-    cut: str | None = None
-    alpha: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.05
-    min_requests: Annotated[int, Meta(ge=1)] = 20
-    min_units: Annotated[int, Meta(ge=1)] = 6
-    during: tuple[RolloutState, ...] = (RolloutState.PROVING,)
-    required: bool = True
-
-
-class ShortTrigger(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What switches the lever off. `on_at` absent: it does not come back by itself."""
-
-    signal: TriggerSignal
-    off_at: float
-    off_when_above: bool
-    because: _TEXT
-    name: str = ""
-    on_at: float | None = None
-    action: TriggerAction = TriggerAction.DISABLE
-    cut: str | None = None
-    ticks: Annotated[int, Meta(ge=1)] = 2
-    min_samples: Annotated[int, Meta(ge=1)] = 5
-    lockout_s: Annotated[float, Meta(ge=0.0)] = 60.0
-
-
-class ShortRamp(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the slice grows. Durations are texts such as "90s", "15min", "24h", "1d"."""
-
-    shares: tuple[float, ...] = SHARES
-    peak_cycle: str = "24h"
-    block: str = "5min"
-    edge: str = "30s"
-    holdback_share: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0
-
-
-class RevisionChange(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the candidate's revision has other than the baseline's; what is absent stays as it is."""
-
-    kv_type: Annotated[str, Meta(pattern="^(f16|bf16|q8_0|q4_0)$")] | None = None
-    chunk_tokens: Annotated[int, Meta(ge=32, le=65_536)] | None = None
-    slots: Annotated[int, Meta(ge=1, le=256)] | None = None
-    context_tokens: Annotated[int, Meta(ge=256, le=1_048_576)] | None = None
-    host_cache_mib: Annotated[int, Meta(ge=0)] | None = None
-    speculation: Speculation | None = None
-
-
-class ShortRecord(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lever record as written. Either `policy` (a routing lever) or `revision` says what is moved."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
-    technique: Technique
-    bottleneck: ShortBottleneck
-    premise: _TEXT
-    condition: _TEXT
-    moves: Annotated[tuple[ShortMove, ...], Meta(min_length=1)]
-    expected: Annotated[dict[Metric, ShortEffect], Meta(min_length=1)]
-    failure_modes: Annotated[tuple[_TEXT, ...], Meta(min_length=1)]
-    triggers: Annotated[tuple[ShortTrigger, ...], Meta(min_length=1)]
-    policy: _TEXT | None = None
-    revision: RevisionChange | None = None
-    slice: tuple[str, ...] = ()
-    gates: tuple[ShortGate, ...] = ()
-    quality_gate: str = ""
-    quality_exposure: Literal["none", "lossless_up_to_numerics", "lossy"] | None = None
-    ramp: ShortRamp = ShortRamp()
-    mode: Mode = Mode.ADVISE
-    owner: _TEXT
-    expires_after: str = "30d"
+    absent: Mapping[Metric, str] = {}
+    price_per_replica_hour: float = 0.0
+    not_combinable: Mapping[tuple[str, str], str] = {}
+    find_model: Callable[[str], Model] = _no_model
+    hide: Callable[[Cut], Cut] = lambda cut: cut
 
 
 def parse_record(text: str, *, source: str) -> ShortRecord:
@@ -164,7 +85,9 @@ def parse_record(text: str, *, source: str) -> ShortRecord:
         raise LeverRecordError(f"{source}: {error}") from error
 
 
-def complete(short: ShortRecord, *, baseline: Revision, now_s: float) -> LeverRecord:
+def complete(
+    short: ShortRecord, *, baseline: Revision, now_s: float, known: Known | None = None
+) -> LeverRecord:
     """Return the whole record for a fleet whose plain replicas run `baseline`; `now_s`: seconds since 1970.
 
     Raises `LeverRecordError` with the path of what is missing or contradicts itself.
@@ -173,7 +96,11 @@ def complete(short: ShortRecord, *, baseline: Revision, now_s: float) -> LeverRe
         raise LeverRecordError(
             "$: say what is moved, either `policy` (routing) or `[revision]` (the engine), not both"
         )
-    revision = None if short.revision is None else _changed(short.revision, baseline)
+    known = known or Known()
+    revision = None if short.revision is None else _changed(short.revision, baseline, known)
+    absent = {**known.absent, **short.absent}
+    price = short.price_per_replica_hour or known.price_per_replica_hour or None
+    without = _without(short, known)
     record = LeverRecord(
         name=short.name,
         technique=short.technique,
@@ -189,12 +116,12 @@ def complete(short: ShortRecord, *, baseline: Revision, now_s: float) -> LeverRe
         moves=tuple(BudgetMove(**msgspec.structs.asdict(move)) for move in short.moves),
         expected=tuple(_effect(metric, each) for metric, each in short.expected.items()),
         failure_modes=short.failure_modes,
-        gates=_gates(short),
+        gates=_gates(short, absent, price),
         quality_gate=short.quality_gate or _quality(short),
         triggers=tuple(_trigger(at, each) for at, each in enumerate(short.triggers)),
         reverse=_reverse(short),
         ramp=_ramp(short),
-        cuts=tuple(_cut(text, f"$.slice[{at}]") for at, text in enumerate(short.slice)),
+        cuts=tuple(_sliced(text, f"$.slice[{at}]", known) for at, text in enumerate(short.slice)),
         policy=short.policy,
         revision=revision,
         mode=short.mode,
@@ -203,6 +130,10 @@ def complete(short: ShortRecord, *, baseline: Revision, now_s: float) -> LeverRe
         expires_at_s=now_s + seconds(short.expires_after, "$.expires_after"),
         narrowness=_narrowness(short),
         chosen_because=f"{short.owner} proposed it",
+        without=without,
+        harm_in_cut=short.harm_in_cut,
+        absent=absent,
+        price_per_replica_hour=price,
     )
     return check_record(record)
 
@@ -215,10 +146,14 @@ def seconds(text: str, path: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _changed(change: RevisionChange, baseline: Revision) -> Revision:
+def _changed(change: RevisionChange, baseline: Revision, known: Known) -> Revision:
     changes = {
         name: value for name, value in msgspec.structs.asdict(change).items() if value is not None
     }
+    if change.model is not None:
+        # Clients go on naming the model they know: it is the same one at another precision.
+        found = known.find_model(change.model)
+        changes["model"] = msgspec.structs.replace(found, name=baseline.model.name)
     revision = baseline.replace(**changes)
     if revision == baseline:
         raise LeverRecordError("$.revision changes nothing: every value is the baseline's already")
@@ -235,10 +170,13 @@ def _effect(metric: Metric, effect: ShortEffect) -> ExpectedEffect:
     )
 
 
-def _gates(short: ShortRecord) -> tuple[GateSpec, ...]:
+def _gates(
+    short: ShortRecord, absent: Mapping[Metric, str], price: float | None
+) -> tuple[GateSpec, ...]:
     """The written gates, and for every latency a veto that tightens as the slice grows; the gain is asked at the end.
 
-    Without a written gain gate it is asked of every metric that is expected to get better.
+    Without a written gain gate it is asked of every metric that is expected to get better. Nothing is asked by itself
+    that cannot be read, nor that outputs be equal where a lossy lever has its quality scored.
     """
     written = tuple(_gate(at, each) for at, each in enumerate(short.gates))
     gains = tuple(
@@ -250,8 +188,30 @@ def _gates(short: ShortRecord) -> tuple[GateSpec, ...]:
         gains = ()
     vetoes = [gate for metric in (Metric.TTFT_MS, Metric.TPOT_MS) for gate in harm_gates(metric)]
     taken = {gate.name for gate in written}
-    defaults = (*gains, *vetoes, *safety_gates())
-    return (*written, *(gate for gate in defaults if gate.name not in taken))
+    asked = {gate.metric for gate in written}
+    if Metric.UNIT_COST in asked and price is None:
+        raise LeverRecordError(
+            "$.gates asks about unit_cost, but no price is known: set levers.price_per_replica_hour, or "
+            "price_per_replica_hour in the record"
+        )
+    unasked = set(absent)
+    if Metric.QUALITY_LOSS in asked and _exposure(short) is QualityExposure.LOSSY:
+        unasked.add(Metric.OUTPUT_DIFFERENCE)
+    costs = () if price is None or Metric.UNIT_COST in asked else (_cost_gate(short),)
+    defaults = (*gains, *vetoes, *safety_gates(), *costs)
+    kept = (gate for gate in defaults if gate.name not in taken and gate.metric not in unasked)
+    return (*written, *kept)
+
+
+def _cost_gate(short: ShortRecord) -> GateSpec:
+    return GateSpec(
+        name="unit cost",
+        metric=Metric.UNIT_COST,
+        question=Question.VETO,
+        margin=COST_MARGIN,
+        matched_batch=short.policy is None,
+        during=(RolloutState.PROVING,),
+    )
 
 
 def _is_better(metric: Metric, ratio: float) -> bool:
@@ -315,6 +275,37 @@ def parse_cut(text: str) -> Cut:
     return Cut(Dimension(dimension), value)
 
 
+def _sliced(text: str, path: str, known: Known) -> Cut:
+    """A cut that requests are told by before they are served, as it may be kept."""
+    cut = _cut(text, path)
+    if cut.dimension not in KNOWN_BEFORE_SERVING:
+        names = ", ".join(sorted(each.value for each in KNOWN_BEFORE_SERVING))
+        raise LeverRecordError(
+            f"{path}: {cut} is known only when a request has been served; a slice is drawn by {names}"
+        )
+    try:
+        return known.hide(cut)
+    except ValueError as error:
+        raise LeverRecordError(f"{path}: {error}") from error
+
+
+def _without(short: ShortRecord, known: Known) -> tuple[Cut, ...]:
+    """The cuts that never meet the lever; refused where its engine cannot serve one of them with it."""
+    without = tuple(
+        _sliced(text, f"$.without[{at}]", known) for at, text in enumerate(short.without)
+    )
+    drawn = {_cut(text, f"$.slice[{at}]") for at, text in enumerate(short.slice)}
+    for (technique, text), why in known.not_combinable.items():
+        cut = parse_cut(text)
+        apart = any(each.dimension is cut.dimension and each != cut for each in drawn)
+        if technique != short.technique.value or cut in without or apart:
+            continue
+        raise LeverRecordError(
+            f'$.without lacks "{cut}": {technique} is not combinable with it here ({why}); nothing is exposed'
+        )
+    return without
+
+
 def _ramp(short: ShortRecord) -> RampPlan:
     ramp = short.ramp
     return RampPlan(
@@ -325,7 +316,18 @@ def _ramp(short: ShortRecord) -> RampPlan:
         block_s=seconds(ramp.block, "$.ramp.block"),
         edge_s=seconds(ramp.edge, "$.ramp.edge"),
         holdback_share=ramp.holdback_share,
+        warm_up_s=_warm_up_s(short),
+        sticky_by=ramp.sticky_by,
     )
+
+
+def _warm_up_s(short: ShortRecord) -> float:
+    """Caches that start empty get their time, but not more than a quarter of the first peak cycle."""
+    if short.ramp.warm_up is not None:
+        return 0.0 if short.ramp.warm_up == "0s" else seconds(short.ramp.warm_up, "$.ramp.warm_up")
+    if short.policy is not None:
+        return 0.0
+    return min(seconds(RESTART_WARM_UP, ""), seconds(short.ramp.peak_cycle, "") / 4.0)
 
 
 def _reverse(short: ShortRecord) -> str:
@@ -349,7 +351,8 @@ def _exposure(short: ShortRecord) -> QualityExposure:
     if short.quality_exposure is not None:
         return QualityExposure[short.quality_exposure.upper()]
     change = short.revision
-    if short.technique is Technique.QUANTIZATION or (change is not None and change.kv_type):
+    lossy = change is not None and (change.kv_type or change.model)
+    if short.technique is Technique.QUANTIZATION or lossy:
         return QualityExposure.LOSSY
     if short.technique is Technique.SPECULATION:
         return QualityExposure.LOSSLESS_UP_TO_NUMERICS

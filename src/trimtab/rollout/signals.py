@@ -8,11 +8,12 @@
     delivered_over_predicted  cached tokens the engines reported / tokens the index promised
     transfer_share            median over requests sent ahead of transfer / TTFT
     load_per_replica          requests in flight per ready replica, mean over the views
+    invalid_output_rate       answers that had to be JSON and are not / those that had to be
+    quality_loss              part of the items of the lever's evaluations that it lost, in the trigger's cut
+    effective_mismatch        part of the lever's replicas that run another revision than it asked for, over the views
 
 The batch is a mean over time, not over requests: requests of a burst meet the batch that they make, but few are
 admitted while it lasts. A signal without any sample is None, never 0.
-
-`effective_mismatch` is read from the engines by the runtime, not from requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,11 @@ from trimtab.core.cuts import Cut, batch_bucket, belongs
 from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal
+from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ReplicaState
+from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.quality import joined
 
 IN_FLIGHT_TRIVIAL = 2
 """A replica with fewer requests is not over a load bound, however idle the others are."""
@@ -42,13 +46,16 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """What the signals of one lever are about.
 
     `replicas`: where the lever acts, None for all. `baseline_tpot_ms`: TPOT without the lever by batch bucket
-    (`tpot_by_batch`). `cut`: only requests of this cut count.
+    (`tpot_by_batch`). `cut`: only requests of this cut count. `revision`: what its replicas were to run, None if it is
+    not about one. `scores`: the evaluations of what it moves.
     """
 
     replicas: tuple[str, ...] | None = None
     load_bound: float = 1.25
     baseline_tpot_ms: Mapping[str, float] = {}
     cut: Cut | None = None
+    revision: str | None = None
+    scores: tuple[Scores, ...] = ()
 
 
 def signals(
@@ -76,6 +83,9 @@ def signals(
         TriggerSignal.DELIVERED_OVER_PREDICTED: _delivered(recent),
         TriggerSignal.TRANSFER_SHARE: _transfer_share(recent),
         TriggerSignal.LOAD_PER_REPLICA: _load_per_replica(seen),
+        TriggerSignal.INVALID_OUTPUT_RATE: _invalid(recent),
+        TriggerSignal.QUALITY_LOSS: _quality_loss(watched),
+        TriggerSignal.EFFECTIVE_MISMATCH: _mismatch(seen, watched),
     }
 
 
@@ -178,6 +188,29 @@ def _load_per_replica(views: Sequence[FleetView]) -> Signal:
         if ready:
             loads.append(sum(one.in_flight for one in ready) / len(ready))
     return Signal(sum(loads) / len(loads) if loads else None, len(loads))
+
+
+def _invalid(records: Sequence[RequestRecord]) -> Signal:
+    known = [one.output_valid for one in records if one.output_valid is not None]
+    return Signal(known.count(False) / len(known) if known else None, len(known))
+
+
+def _quality_loss(watched: Watched) -> Signal:
+    cut = ALL_TRAFFIC if watched.cut is None else str(watched.cut)
+    found = joined(watched.scores).get(cut)
+    return Signal(None, 0) if found is None else Signal(found.loss, found.n)
+
+
+def _mismatch(views: Sequence[FleetView], watched: Watched) -> Signal:
+    if watched.revision is None or watched.replicas is None:
+        return Signal(None, 0)
+    seen = [
+        replica.revision != watched.revision
+        for view in views
+        for replica in view.replicas
+        if replica.state is ReplicaState.READY and _is_mine(replica.id, watched)
+    ]
+    return Signal(seen.count(True) / len(seen) if seen else None, len(seen))
 
 
 def _is_mine(replica: str | None, watched: Watched) -> bool:

@@ -3,7 +3,8 @@
 Law: off when the number is beyond `off_at` for `ticks` ticks in a row; back when it is beyond `on_at` on the
 other side for `ticks` ticks in a row and `lockout_s` has passed since it went off. Between the two marks nothing
 moves, and a count in progress starts anew. An unknown number, or one of too few samples, leaves everything as it
-is: it neither fires nor recovers, and a count in progress waits.
+is: it neither fires nor recovers, and a count in progress waits. A trigger whose
+action was undone, because it did harm, rests until `rests_until_s`.
 """
 
 import msgspec
@@ -18,6 +19,7 @@ class TriggerWatch(msgspec.Struct, frozen=True, kw_only=True):
     is_off: bool = False
     streak: int = 0
     moved_at_s: float | None = None
+    rests_until_s: float | None = None
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +37,7 @@ def watch(
 ) -> tuple[TriggerWatch, Action | None]:
     """Take one tick's reading; return the new state and what to do, if anything."""
     spec = state.spec
-    if reading is None or samples < spec.min_samples:
+    if reading is None or samples < spec.min_samples or _rests(state, now_s):
         return state, None
     if not _speaks_for_move(state, reading):
         return msgspec.structs.replace(state, streak=0), None
@@ -61,6 +63,17 @@ def _speaks_for_move(state: TriggerWatch, reading: float) -> bool:
     if spec.on_at is None:
         return False
     return reading < spec.on_at if spec.off_when_above else reading > spec.on_at
+
+
+def undone(state: TriggerWatch, now_s: float, rest_s: float) -> TriggerWatch:
+    """Return the watch of a trigger whose action was taken back: it lets go, and rests."""
+    return msgspec.structs.replace(
+        state, is_off=False, streak=0, moved_at_s=now_s, rests_until_s=now_s + rest_s
+    )
+
+
+def _rests(state: TriggerWatch, now_s: float) -> bool:
+    return not state.is_off and state.rests_until_s is not None and now_s < state.rests_until_s
 
 
 def _locked(state: TriggerWatch, now_s: float) -> bool:

@@ -1,27 +1,40 @@
-"""Harm in cuts that nobody declared: they cannot pass a lever, but they can stop it.
+"""Harm in cuts that nobody declared: they cannot pass a lever, but they can stop it, and hold it while harm is likely.
 
-Law: every cut that both arms have met is looked at, for each metric; each look asks at
-VETO_ALPHA / (cuts * metrics looked at), so that all together stop a harmless lever with probability at most
-VETO_ALPHA. Only shown harm beyond VETO_MARGIN is returned.
+Law: every cut that both arms have met is looked at, for each metric, once it has its requests; at most
+`CUT_TESTS_MAX` of them, in the order in which they had. A cut fails when the candidate is shown to be worse there at
+all, at its part of the rollout's bound for stopping (`rollout.bounds`), and the ratio seen lies beyond VETO_MARGIN. It
+holds the lever while the ratio seen lies beyond the margin and the same is shown at SUSPECT_ALPHA for this cut alone:
+the average of all traffic is known long before a cut of a few percent of it, and would have the lever adopted.
 
 Left out are the dimensions that the technique itself moves requests between: with better caching the requests
 that still miss are not those that missed before, so comparing misses with misses would compare other requests.
 Where arms run side by side on replicas of their own, equal batches are compared, as their loads differ.
+
+Failure mode: a cut that is met too rarely to be suspected before all traffic shows its gain is not caught; declare a
+gate for it.
 """
+
+import math
 
 from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question
 from trimtab.core.lever import Comparison, LeverRecord
-from trimtab.core.stats import ratio_estimate
-from trimtab.core.types import Arm, Technique, Verdict
-from trimtab.rollout.answer import Measured, judge, result_of
-from trimtab.rollout.comparison import Sample, pair_requests, request_value
+from trimtab.core.stats_betting import wins_needed
+from trimtab.core.types import Technique, Verdict
+from trimtab.rollout.answer import ArmExtras, result_of
+from trimtab.rollout.blocks import Block, Row
+from trimtab.rollout.bounds import CUT_TESTS_MAX, all_stop_bounds
+from trimtab.rollout.comparison import request_value
+from trimtab.rollout.sources import RequestRatio
 
-VETO_MARGIN = 0.25
-VETO_ALPHA = 0.05
+VETO_MARGIN = 0.10
+SUSPECT_ALPHA = 0.01
 VETO_REQUESTS_MIN = 20
 VETO_UNITS_MIN = 6
 VETO_METRICS = (Metric.TTFT_MS, Metric.TPOT_MS)
+
+CUTS_MAX = 400
+"""Cuts that are followed; a label that is another in every request makes no more."""
 
 _BY_LOAD = frozenset({Dimension.BATCH, Dimension.CONCURRENCY})
 MOVED_BY: dict[Technique, frozenset[Dimension]] = {
@@ -35,69 +48,108 @@ MOVED_BY: dict[Technique, frozenset[Dimension]] = {
 }
 """Dimensions between whose cuts a technique moves requests."""
 
-
-def automatic_vetoes(record: LeverRecord, sample: Sample) -> list[GateResult]:
-    """Return a failed, not required result for each undeclared cut in which harm is shown."""
-    cuts = _enough(record, sample)
-    looked_at = [
-        (metric, cut)
-        for metric in VETO_METRICS
-        for cut in cuts
-        if not _declared(record, metric, cut)
-    ]
-    if not looked_at:
-        return []
-    alpha = VETO_ALPHA / len(looked_at)
-    found = [_look(record, sample, metric, cut, alpha) for metric, cut in looked_at]
-    return [result for result in found if result.verdict is Verdict.FAIL]
+_LOG_MARGIN = math.log1p(VETO_MARGIN)
 
 
-def _look(
-    record: LeverRecord, sample: Sample, metric: Metric, cut: Cut, alpha: float
-) -> GateResult:
-    matched = record.ramp.comparison is Comparison.SIDE_BY_SIDE
-    value_of = request_value(metric)
-    assert value_of is not None, "vetoes look at latencies"
-    ok = [one for one in sample.within(cut) if one.ok]
-    pairing = pair_requests(ok, value_of, matched_batch=matched)
-    estimate = ratio_estimate(pairing.units, alpha=alpha)
-    spec = GateSpec(
-        name=f"veto {metric.value} in {cut}",
-        metric=metric,
-        question=Question.VETO,
-        margin=VETO_MARGIN,
-        cut=cut,
-        alpha=alpha,
-        min_requests=VETO_REQUESTS_MIN,
-        min_units=VETO_UNITS_MIN,
-        matched_batch=matched,
-        required=False,
-    )
-    interval = estimate.interval
-    measured = Measured(
-        n_baseline=pairing.n_baseline,
-        n_candidate=pairing.n_candidate,
-        n_units=estimate.n_units,
-        value=estimate.ratio,
-        interval=interval,
-        harm_low=interval.low - 1.0 if interval else -1.0,
-        harm_high=interval.high - 1.0 if interval else 1.0,
-        harm_now=None,
-        note=f"undeclared cut, asked at alpha {alpha:.2g}",
-    )
-    return result_of(spec, measured, judge(spec, measured))
+class CutWatch:
+    """Follows every undeclared cut of the blocks it takes."""
 
+    def __init__(self, record: LeverRecord) -> None:
+        self._record = record
+        self._matched = record.ramp.comparison is Comparison.SIDE_BY_SIDE
+        self._alphas = frozenset(bound.cut for bound in all_stop_bounds(record))
+        self._declared = frozenset((gate.metric, gate.cut) for gate in record.gates)
+        self._left_out = MOVED_BY[record.technique]
+        # Per cut: good requests of the baseline and of the candidate, and a ratio for each metric.
+        self._counts: dict[Cut, list[int]] = {}
+        self._ratios: dict[tuple[Metric, Cut], RequestRatio] = {}
+        self._looked_at: list[tuple[Metric, Cut]] = []
+        self._known: tuple[float, list[GateResult]] | None = None
 
-def _enough(record: LeverRecord, sample: Sample) -> list[Cut]:
-    counts: dict[tuple[Cut, Arm], int] = {}
-    for one, cuts in zip(sample.records, sample.cuts, strict=True):
-        for cut in cuts if one.ok else ():
-            counts[cut, one.arm] = counts.get((cut, one.arm), 0) + 1
-    seen = sorted({cut for cut, _ in counts if cut.dimension not in MOVED_BY[record.technique]})
-    return [
-        cut for cut in seen if all(counts.get((cut, arm), 0) >= VETO_REQUESTS_MIN for arm in Arm)
-    ]
+    def take(self, block: Block) -> None:
+        """Take the next block."""
+        self._known = None
+        enough: list[Cut] = []
+        for cut, rows in block.by_cut().items():
+            if cut.dimension not in self._left_out and self._take_cut(block, cut, rows):
+                enough.append(cut)
+        for metric in VETO_METRICS if enough else ():
+            for cut in sorted(enough):
+                fits = len(self._looked_at) < CUT_TESTS_MAX
+                if fits and (metric, cut) in self._ratios:
+                    self._looked_at.append((metric, cut))
 
+    def results(self, stop_alpha: float) -> list[GateResult]:
+        """Return what failed, and what holds the lever; `stop_alpha`: for each cut and metric."""
+        if self._known is None or self._known[0] != stop_alpha:
+            self._known = stop_alpha, self._found(stop_alpha)
+        return self._known[1]
 
-def _declared(record: LeverRecord, metric: Metric, cut: Cut) -> bool:
-    return any(spec.metric is metric and spec.cut == cut for spec in record.gates)
+    def _found(self, stop_alpha: float) -> list[GateResult]:
+        found: list[GateResult] = []
+        order = sorted(self._looked_at, key=lambda test: (VETO_METRICS.index(test[0]), test[1]))
+        for metric, cut in order:
+            running = self._ratios[metric, cut].running
+            median = running.log_median()
+            n = running.n_units
+            if median is None or median <= _LOG_MARGIN or n < VETO_UNITS_MIN:
+                continue
+            if running.log_low(stop_alpha) > 0.0:
+                found.append(self._result(metric, cut, stop_alpha, Verdict.FAIL))
+            elif running.units_above_one() >= wins_needed(n, SUSPECT_ALPHA):
+                found.append(self._result(metric, cut, stop_alpha, Verdict.HOLD))
+        return found
+
+    def copy(self) -> "CutWatch":
+        """Return one that goes on from here by itself."""
+        made = CutWatch(self._record)
+        made._counts = {cut: list(counts) for cut, counts in self._counts.items()}
+        made._ratios = {key: ratio.copy() for key, ratio in self._ratios.items()}
+        made._looked_at = list(self._looked_at)
+        return made
+
+    def _take_cut(self, block: Block, cut: Cut, rows: list[Row]) -> bool:
+        """Take a cut's requests; say whether it has enough of them now, and had not before."""
+        counts = self._counts.get(cut)
+        if counts is None:
+            if len(self._counts) >= CUTS_MAX:
+                return False
+            counts = self._counts[cut] = [0, 0]
+            self._follow(cut)
+        for metric in VETO_METRICS:
+            ratio = self._ratios.get((metric, cut))
+            if ratio is not None:
+                ratio.take_rows(block, rows)
+        had = min(counts) >= VETO_REQUESTS_MIN
+        for row in rows:
+            counts[row.candidate] += row.ok
+        return not had and min(counts) >= VETO_REQUESTS_MIN
+
+    def _follow(self, cut: Cut) -> None:
+        for metric in VETO_METRICS:
+            value_of = request_value(metric)
+            if value_of is not None and (metric, cut) not in self._declared:
+                self._ratios[metric, cut] = RequestRatio(
+                    value_of, cut=cut, alphas=self._alphas, matched=self._matched
+                )
+
+    def _result(self, metric: Metric, cut: Cut, alpha: float, verdict: Verdict) -> GateResult:
+        spec = GateSpec(
+            name=f"veto {metric.value} in {cut}",
+            metric=metric,
+            question=Question.VETO,
+            margin=VETO_MARGIN,
+            cut=cut,
+            alpha=alpha,
+            min_requests=VETO_REQUESTS_MIN,
+            min_units=VETO_UNITS_MIN,
+            matched_batch=self._matched,
+            required=verdict is Verdict.HOLD,
+        )
+        measured = self._ratios[metric, cut].measured(spec, None, ArmExtras())
+        shown = "is shown" if verdict is Verdict.FAIL else "is likely, but not shown"
+        reason = (
+            f"worse in a cut that nobody declared {shown} at alpha {alpha:.2g}, "
+            f"and what is seen lies beyond {VETO_MARGIN:.0%}"
+        )
+        return result_of(spec, measured, (verdict, reason))

@@ -4,23 +4,18 @@ Lines are written by a thread of their own. A disk that is slow or full loses li
 request.
 """
 
-import os
-import queue
-import sys
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from trimtab.core.config import ConfigError
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.record import RequestRecord
+from trimtab.runtime.line_log import LineLog
 from trimtab.runtime.watch import HasHeaders
 
 LINES_WAITING_MAX: Final = 20_000
-STDOUT: Final = "-"
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -28,14 +23,13 @@ class AccessLog:
     """Implements `RequestWatch`. Raises `ConfigError` where the file cannot be opened; `close` it in the end."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
-        self._file = _opened(place)
-        self._lines: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
-        self._reopen = threading.Event()
-        self.lost = 0
+        self._log = LineLog(place, key="telemetry.access_log", waiting_max=LINES_WAITING_MAX)
+        self.reopen, self.close = self._log.reopen, self._log.close
+
+    @property
+    def lost(self) -> int:
         """Lines that were not written."""
-        self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
-        self._thread.start()
+        return self._log.lost
 
     def begin(
         self, request_id: str, method: str, path: str, headers: HasHeaders
@@ -45,61 +39,7 @@ class AccessLog:
 
     def end(self, record: RequestRecord, decision: RoutingDecision | None) -> None:
         """See `RequestWatch`."""
-        try:
-            self._lines.put_nowait(line_of(record, decision))
-        except queue.Full:
-            self.lost += 1
-
-    def reopen(self) -> None:
-        """Write to a new file of the same name from the next line on: the old one was moved away."""
-        self._reopen.set()
-
-    def close(self) -> None:
-        """Write what waits, and end."""
-        self._lines.put(None)
-        self._thread.join()
-        self._let_go()
-
-    def _write_all(self) -> None:
-        while (line := self._lines.get()) is not None:
-            batch = [line]
-            ends = False
-            while not self._lines.empty():
-                more = self._lines.get()
-                if more is None:
-                    ends = True
-                    break
-                batch.append(more)
-            self._write(batch)
-            if ends:
-                return
-
-    def _write(self, batch: list[bytes]) -> None:
-        try:
-            if self._reopen.is_set():
-                self._reopen.clear()
-                self._let_go()
-                self._file = _opened(self._place)
-            data = memoryview(b"".join(batch))
-            while data:
-                data = data[os.write(self._file, data) :]
-        except (OSError, ConfigError):
-            self.lost += len(batch)
-
-    def _let_go(self) -> None:
-        if self._place != STDOUT:
-            os.close(self._file)
-
-
-def _opened(place: str) -> int:
-    if place == STDOUT:
-        return sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
-    try:
-        return os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"telemetry.access_log {place} cannot be written: {error.strerror}; name a file in a folder that can"
-        ) from error
+        self._log.put(line_of(record, decision))
 
 
 def line_of(record: RequestRecord, decision: RoutingDecision | None) -> bytes:

@@ -17,7 +17,9 @@ from trimtab.core.revision import Revision
 from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.rollout.plans import (
     with_adopted,
+    with_cuts_out,
     with_lever_off,
+    with_reserve,
     with_share,
     with_slice,
     without_slice,
@@ -112,9 +114,10 @@ class Actuator:
         policy: str | None,
         replicas: tuple[str, ...],
         *,
+        without: tuple[Cut, ...] = (),
         cause_id: str | None,
     ) -> None:
-        """Expose the first slice; its clock of blocks starts now."""
+        """Expose the first slice; its clock of blocks starts now. `without`: cuts that left it before."""
         plan = with_slice(
             self.plan,
             record,
@@ -122,8 +125,13 @@ class Actuator:
             policy=policy,
             replicas=replicas,
             now_s=self._mono_s(),
+            without=without,
         )
         self.set_plan(plan, cause_id=cause_id)
+
+    def shrink_slice(self, without: tuple[Cut, ...], *, cause_id: str | None) -> None:
+        """Keep cuts off the lever that is being proven; its blocks keep counting."""
+        self.set_plan(with_cuts_out(self.plan, without), cause_id=cause_id)
 
     def grow_slice(self, share: float, *, cause_id: str | None) -> None:
         """Grow the slice of the lever that is being proven; its blocks keep counting."""
@@ -141,18 +149,52 @@ class Actuator:
         *,
         policy: str | None,
         cuts: tuple[Cut, ...],
+        without: tuple[Cut, ...] | None = None,
         cause_id: str | None,
     ) -> None:
-        """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts."""
+        """Give the lever all the traffic it was proven for: a routing policy for all, or replicas for cuts.
+
+        `without`: cuts kept off it; None: those that its record names.
+        """
         replicas = self.candidate_replicas(record)
-        plan = with_adopted(self.plan, record, policy=policy, cuts=cuts, replicas=replicas)
+        plan = with_adopted(
+            self.plan,
+            record,
+            policy=policy,
+            cuts=cuts,
+            replicas=replicas,
+            without=tuple(dict.fromkeys((*record.without, *(without or ())))),
+        )
         self.set_plan(plan, cause_id=cause_id)
 
-    def narrow(self, record: LeverRecord, cuts: tuple[Cut, ...], *, cause_id: str | None) -> None:
-        """Leave an adopted revision lever only these cuts; with none left nothing is sent to its replicas."""
+    def narrow(
+        self,
+        record: LeverRecord,
+        cuts: tuple[Cut, ...],
+        *,
+        without: tuple[Cut, ...] = (),
+        everything: bool = False,
+        baseline_policy: str = "",
+        cause_id: str | None,
+    ) -> None:
+        """Leave an adopted lever only these cuts, and those in `without` to the baseline.
+
+        `everything`: it is on for all its traffic, so that no cut means all; else with none left nothing is sent to its
+        replicas. A routing lever leaves `without` to the baseline's policy.
+        """
+        if record.revision is None:
+            plan = with_reserve(self.plan, record, policy=baseline_policy, cuts=without)
+            self.set_plan(plan, cause_id=cause_id)
+            return
         others = tuple(each for each in self.plan.preferences if each.lever != record.name)
-        mine = Preference(lever=record.name, cuts=cuts, replicas=self.candidate_replicas(record))
-        kept = (*others, mine) if cuts else others
+        mine = Preference(
+            lever=record.name,
+            cuts=cuts,
+            replicas=self.candidate_replicas(record),
+            without=tuple(dict.fromkeys((*record.without, *without))),
+            holdback_share=record.ramp.holdback_share,
+        )
+        kept = (*others, mine) if cuts or everything else others
         self.set_plan(msgspec.structs.replace(self.plan, preferences=kept), cause_id=cause_id)
 
     def release(self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None) -> None:
@@ -174,12 +216,13 @@ class Actuator:
         *,
         policy: str | None,
         cuts: tuple[Cut, ...],
+        without: tuple[Cut, ...] | None = None,
         cause_id: str | None,
     ) -> None:
         """Bring a disabled lever back: its revision first, then its traffic."""
         if record.revision is not None:
             await self._restart(self.candidate_replicas(record), record.revision, cause_id)
-        self.adopt(record, policy=policy, cuts=cuts, cause_id=cause_id)
+        self.adopt(record, policy=policy, cuts=cuts, without=without, cause_id=cause_id)
 
     async def _restart(
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None

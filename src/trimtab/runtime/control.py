@@ -7,11 +7,14 @@ from collections.abc import Callable
 import aiohttp
 
 from trimtab.core.cuts import Cut
-from trimtab.core.events import RolloutMoved, TriggerMoved
+from trimtab.core.events import QualityScored, RolloutMoved, TriggerMoved
 from trimtab.core.lever import LeverRecord
+from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
+from trimtab.core.state import SCORES_MAX
 from trimtab.core.types import RolloutState
 from trimtab.rollout.answer import ArmExtras
+from trimtab.rollout.quality import revision_of
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.controller import TICK_S, Controller
 from trimtab.runtime.equality import EqualityProbe
@@ -62,6 +65,8 @@ class Control:
             load_bound=system.config.routing.load_bound,
             baseline_policy=system.config.routing.policy,
             distrust=self._forget_index,
+            lower_affinity=system.lower_affinity,
+            scores=self._scores_of,
             on_moved=lambda event: self._tell(self.on_trigger, event),
             on_changed=lambda *said: self.verifier.changed(*said),
         )
@@ -87,6 +92,8 @@ class Control:
         self._equality: EqualityProbe | None = None
         self._probing: asyncio.Task[None] | None = None
         self._peak_bytes: dict[str, int] = {}
+        self.scores: dict[str, tuple[Scores, ...]] = {}
+        """Evaluations by lever, those of earlier runs included."""
         self._samples: deque[ProcessSample] = deque(maxlen=SAMPLES_MAX)
         self._task: asyncio.Task[None] | None = None
         system.listen(self.controller.on_record)
@@ -173,7 +180,16 @@ class Control:
             outputs_n=counts.n if counts else 0,
             floor_differs=counts.floor_differs if counts else 0,
             floor_n=counts.n if counts else 0,
+            price_baseline=self._system.config.levers.price_per_replica_hour or None,
+            price_candidate=record.price_per_replica_hour,
+            scores=self.scores.get(record.name, ()),
         )
+
+    def scored(self, event: QualityScored, *, cause_id: str | None) -> None:
+        """Take in an evaluation of a lever: its gates and its triggers look at it from now on."""
+        self._system.ledger.append(event, cause_id=cause_id, durable=True)
+        before = self.scores.get(event.lever, ())
+        self.scores[event.lever] = (*before, event.scores)[-SCORES_MAX:]
 
     def begin_proof(self) -> None:
         """Start counting memory and outputs for another lever."""
@@ -203,6 +219,10 @@ class Control:
             after=now,
             cause_id=cause_id,
         )
+
+    def _scores_of(self, record: LeverRecord) -> tuple[Scores, ...]:
+        mine = revision_of(record)
+        return tuple(each for each in self.scores.get(record.name, ()) if each.revision == mine)
 
     def _forget_index(self) -> None:
         """Believe nothing of the prefix index any more; it fills again with what engines deliver."""

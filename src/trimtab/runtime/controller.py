@@ -5,7 +5,6 @@ records both. One lever is proven at a time. Promotions stop while frozen or whi
 taking back never does.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -27,9 +26,10 @@ from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.effects import effects_of
 from trimtab.rollout.gates import kept_cuts
-from trimtab.rollout.look import look_at
+from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
 from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.ledger_health import LedgerHealth
 from trimtab.runtime.proof import (
     ENDED,
     FROZEN,
@@ -44,7 +44,7 @@ TICK_S = 1.0
 
 
 class Controller:
-    """Drives rollouts; `run` ticks until cancelled. `on_moved` hears every move of a rollout."""
+    """Drives rollouts: `tick` once a second. `on_moved` hears every move of a rollout."""
 
     def __init__(
         self,
@@ -67,11 +67,13 @@ class Controller:
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_MAX)
         self.proof: Proof | None = None
         self.frozen = False
-        self._unhealthy_said = False
+        self._health = LedgerHealth(sink)
 
     def on_record(self, record: RequestRecord) -> None:
         """Take a finished request; old records fall out of a bounded window."""
         self._records.append(record)
+        if self.proof is not None:
+            self.proof.saw(record, self._actuator.plan.candidate)
 
     @property
     def records(self) -> tuple[RequestRecord, ...]:
@@ -115,14 +117,17 @@ class Controller:
         state: RolloutState,
         share: float,
         cause_id: str,
+        out: dict[Cut, str] | None = None,
     ) -> Proof:
         """Follow a proof that an earlier process left behind, at its share; its replicas run its revision already.
 
-        What it had measured is not continued: the clock of its share and its evidence begin anew.
+        What it had measured is not continued: the clock of its share and its evidence begin anew. `out`: the cuts that
+        had left its slice.
         """
         rollout = resume(record, state, share, self._clock.mono_s())
         replicas = self._actuator.candidate_replicas(record)
         proof = self._begun(record, policy, rollout, replicas, cause_id)
+        proof.out.update(out or {})
         self._moved(state, rollout, None, rollout.reason)
         if rollout.state is not RolloutState.PAUSED:
             self._expose(proof)
@@ -157,6 +162,7 @@ class Controller:
         verifies: bool = False,
     ) -> Proof:
         self.proof = Proof(
+            judge=Judge(record),
             record=record,
             policy=policy,
             rollout=rollout,
@@ -173,6 +179,7 @@ class Controller:
             proof.rollout.share,
             proof.policy,
             proof.replicas,
+            without=tuple(proof.out),
             cause_id=proof.last_event_id,
         )
 
@@ -194,7 +201,7 @@ class Controller:
         again = msgspec.structs.replace(
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )
-        proof.rollout, proof.results = again, ()
+        proof.rollout, proof.results, proof.judge = again, (), Judge(proof.record)
         self._moved(RolloutState.PAUSED, again, None, reason)
         self._expose(proof)
 
@@ -229,18 +236,9 @@ class Controller:
         self.frozen = frozen
         self._sink.append(Frozen(frozen=frozen, reason=reason), cause_id=None, durable=True)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Tick once a second until `stop` is set."""
-        while not stop.is_set():
-            await self.tick()
-            try:
-                await asyncio.wait_for(stop.wait(), TICK_S)
-            except TimeoutError:
-                continue
-
     async def tick(self) -> None:
         """Judge the lever being proven and carry out what follows."""
-        self._watch_ledger()
+        self._health.tick(self.frozen)
         proof = self.proof
         if proof is None or proof.rollout.state in ENDED:
             return
@@ -256,18 +254,29 @@ class Controller:
         candidate = self._actuator.plan.candidate
         if candidate is None:
             return
-        results, verdict = look_at(
-            proof.record,
-            proof.rollout,
-            candidate,
-            self._records,
-            self._extras(proof.record, proof.replicas),
-            now_s,
-        )
+        extras = self._extras(proof.record, proof.replicas)
+        results, verdict = proof.judge.look(proof.rollout, candidate, extras, now_s)
+        results, verdict = proof.judged(candidate, results, verdict)
         proof.looks += 1
         self._record_look(proof, results, verdict)
+        self._take_out(proof, proof.harmed(results))
         look = Look(verdict=verdict, results=results, frozen=self.is_frozen)
         await self._follow(proof, look, now_s)
+
+    def _take_out(self, proof: Proof, harmed: dict[Cut, str]) -> None:
+        """Keep cuts in which harm was shown off the lever from the next request on; the rest of the slice goes on."""
+        if not harmed:
+            return
+        proof.out.update(harmed)
+        left = tuple(str(cut) for cut in proof.record.cuts if cut not in proof.out)
+        refused = {str(cut): why for cut, why in proof.out.items()}
+        event = CutsKept(lever=proof.record.name, kept=left or (ALL_TRAFFIC,), refused=refused)
+        proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
+        self._actuator.shrink_slice(tuple(proof.out), cause_id=proof.last_event_id)
+        # What those cuts showed counts no more: judge the rest anew, from what is remembered.
+        proof.judge = Judge(proof.record)
+        for one in self._records:
+            proof.judge.take(one)
 
     async def _follow(self, proof: Proof, look: Look, now_s: float) -> None:
         after = advance(proof.record, proof.rollout, look, now_s)
@@ -326,6 +335,8 @@ class Controller:
 
     async def _adopt(self, proof: Proof) -> None:
         kept, refused = kept_cuts(proof.record, proof.results)
+        kept = tuple(cut for cut in kept if cut not in proof.out)
+        refused = {**refused, **{str(cut): why for cut, why in proof.out.items()}}
         cause = self._sink.append(
             CutsKept(
                 lever=proof.record.name,
@@ -342,7 +353,10 @@ class Controller:
             self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
             await self._take_back(proof)
             return
-        self._actuator.adopt(proof.record, policy=proof.policy, cuts=kept, cause_id=cause)
+        out = tuple(proof.out)
+        self._actuator.adopt(
+            proof.record, policy=proof.policy, cuts=kept, without=out, cause_id=cause
+        )
         self._on_adopted(proof.record, proof.policy, kept, cause)
 
     def finish(self) -> Proof | None:
@@ -383,14 +397,3 @@ class Controller:
         )
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
         self._on_moved(event)
-
-    def _watch_ledger(self) -> None:
-        """Say once that promotions stopped because events cannot be written, and once that they go on."""
-        unhealthy = not self._sink.healthy
-        if unhealthy == self._unhealthy_said:
-            return
-        self._unhealthy_said = unhealthy
-        if not unhealthy:
-            self._sink.append(
-                Frozen(frozen=self.frozen, reason="the ledger can be written again"), cause_id=None
-            )

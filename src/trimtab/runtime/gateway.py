@@ -19,6 +19,7 @@ from trimtab.core.prefix import BlockHasher
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
+from trimtab.runtime import prompt as prompts
 from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.coding import decoded_body
 from trimtab.runtime.debug_route import DebugRoute
@@ -32,7 +33,6 @@ from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.pass_through import PassThrough
-from trimtab.runtime.prompt import prompt_bytes, repetition_of, scope_of, segments_of, session_of
 from trimtab.runtime.recorder import Measurement, Prompt, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
@@ -311,21 +311,22 @@ class Gateway:
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
         seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
-        scope = scope_of(facts, self._models(), caller.salt)
-        prompt = prompt_bytes(facts.segments)
+        scope = prompts.scope_of(facts, self._models(), caller.salt)
+        prompt = prompts.prompt_bytes(facts.segments)
         label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
         seen.facts = facts
         seen.body = body
         seen.stage = self._router.plan.stage
         seen.prompt = Prompt(
-            session=session_of(
+            session=prompts.session_of(
                 exchange.headers.get(SESSION_HEADER), body, facts, self._secret, salt=scope.salt
             ),
             label=label,
-            repetition=repetition_of(prompt),
+            repetition=prompts.repetition_of(prompt),
             hash=self._secret.digest(prompt),
             size=len(prompt),
         )
+        seen.marks = prompts.marks_of(exchange.headers, self._router.plan, self._secret)
         query = RouteQuery(
             request_id=seen.request_id,
             facts=facts,
@@ -337,6 +338,8 @@ class Gateway:
             label=label,
             repetition=seen.prompt.repetition,
             now_s=now_s,
+            tenant=caller.tenant,
+            marks=seen.marks,
         )
         self.guard.before_route(now_s)
         seen.routed = self._router.route(query)
@@ -349,7 +352,9 @@ class Gateway:
             self._router.ratio.learn(seen.prompt.size, report.prompt_tokens)
         record = seen.record(
             mono_s=self._clock.mono_s(),
-            segments=segments_of(facts.segments, self._secret, self._router.ratio) if facts else (),
+            segments=prompts.segments_of(facts.segments, self._secret, self._router.ratio)
+            if facts
+            else (),
             hardware=self._hardware,
             topology=self.topology,
         )

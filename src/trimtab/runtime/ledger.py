@@ -91,6 +91,7 @@ class SqliteLedger:
         self._hurry_at = min(BATCH_MAX, queue_max // 2)
         self._keep_events = keep_events
         self._on_unhealthy = on_unhealthy
+        self.hears: Sequence[Callable[[str, AnyEvent], None]] = ()
         self._file_lock = WriterLock(self.path)
         try:
             self._db = open_for_writing(self.path)
@@ -138,6 +139,8 @@ class SqliteLedger:
                         durable=durable,
                     )
                 )
+        for hear in self.hears:
+            hear(event_id, event)
         if problem is not None:
             self._fail(problem)
         if durable or len(self._queue) >= self._hurry_at:

@@ -2,14 +2,21 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trimtab.core.events import Envelope
 from trimtab.core.narrate import cited_evidence
 from trimtab.core.state import State, decode_state, rebuild
 from trimtab.runtime.ledger_file import open_for_reading, select
-from trimtab.runtime.ledger_retention import fold_through, last_checkpoint, read_cited, read_decided
+from trimtab.runtime.ledger_retention import (
+    fold_through,
+    last_checkpoint,
+    read_cited,
+    read_decided,
+    read_decided_of,
+)
 from trimtab.runtime.ledger_rows import LedgerError, Row
 from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
 
@@ -68,6 +75,22 @@ class SqliteReader:
         found = list(self._select(where, parameters, f"ORDER BY seq DESC LIMIT {int(limit)}"))
         return [row.envelope() for row in reversed(found)]
 
+    def latest(
+        self, kinds: Iterable[str], *, before_seq: int | None = None, limit: int
+    ) -> Sequence[Envelope]:
+        """Return the newest events of some kinds, newest first; `before_seq`: only those before it.
+
+        Each kind is found by the index, however many requests lie between two of them.
+        """
+        before = sys.maxsize if before_seq is None else before_seq
+        where, tail = (
+            f"kind = ? AND {_INDEXED} AND seq < ?",
+            f"ORDER BY seq DESC LIMIT {int(limit)}",
+        )
+        found = [row for kind in kinds for row in self._select(where, (kind, before), tail)]
+        found.sort(key=lambda row: -row.seq)
+        return [row.envelope() for row in found[:limit]]
+
     def stream(self, wanted: Filter) -> Iterator[Envelope]:
         """Yield the events that are wanted in order, one at a time."""
         for row in self._select(*wanted.where()):
@@ -76,9 +99,14 @@ class SqliteReader:
     def told(self, lever: str) -> Sequence[Envelope]:
         """Return all that `narrate.chain` needs of a lever: no requests, and only the readings it cites."""
         with self._errors():
-            decided = read_decided(self._db)
+            decided = read_decided_of(self._db, lever)
             cited = read_cited(self._db, cited_evidence(lever, decided))
         return sorted([*decided, *cited], key=lambda each: each.seq)
+
+    def decided(self) -> Sequence[Envelope]:
+        """Return every event from which chains are told, readings and requests apart, in order."""
+        with self._errors():
+            return sorted(read_decided(self._db), key=lambda each: each.seq)
 
     def find(self, reference: str) -> Envelope:
         """Return the event with this id, unique start of an id, or seq; raises `LedgerError` if there is none."""

@@ -21,7 +21,7 @@ from trimtab.core.state import (
     count,
     decode_state,
     encode_state,
-    fold,
+    fold_all,
 )
 from trimtab.runtime.ledger_file import select
 from trimtab.runtime.ledger_rows import Row
@@ -101,8 +101,8 @@ def fold_through(db: sqlite3.Connection, state: State, last: Row) -> State:
         ).fetchone()[0]
         state = count(state, kind, seq=last.seq, at_s=last.at_s, n=n) if n else state
     where = "seq > ? AND seq <= ? AND kind NOT IN ('request_served', 'measured')"
-    for row in select(db, where, (after_seq, last.seq)):
-        state = fold(state, row.envelope())
+    rows = select(db, where, (after_seq, last.seq))
+    state = fold_all(state, (row.envelope() for row in rows))
     return msgspec.structs.replace(state, seq=last.seq, at_s=last.at_s)
 
 
@@ -122,10 +122,26 @@ def _mark(db: sqlite3.Connection, through_seq: int) -> None:
         )
 
 
+_DECIDED = f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')"
+
+
 def read_decided(db: sqlite3.Connection) -> list[Envelope]:
     """Read every event from which chains are told, readings apart."""
-    where = f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')"
-    return [row.envelope() for row in select(db, where)]
+    return [row.envelope() for row in select(db, _DECIDED)]
+
+
+def read_decided_of(db: sqlite3.Connection, lever: str) -> list[Envelope]:
+    """Read the events from which one lever's chain is told, readings apart: a part of `read_decided`.
+
+    Its own, those of no lever, and what caused any of them: a chain names another lever's event that caused one of its
+    own and does not climb past it.
+    """
+    found = [row.envelope() for row in select(db, f"lever = ? AND {_DECIDED}", (lever,))]
+    found += [row.envelope() for row in select(db, f"lever IS NULL AND {_DECIDED}")]
+    missing = {each.cause_id for each in found} - {each.id for each in found} - {None}
+    for cause_id in missing:
+        found += [row.envelope() for row in select(db, f"id = ? AND {_DECIDED}", (cause_id,))]
+    return found
 
 
 def read_cited(db: sqlite3.Connection, evidence: Iterable[str]) -> list[Envelope]:

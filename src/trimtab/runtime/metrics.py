@@ -19,6 +19,7 @@ from trimtab.core.decision import RoutingDecision
 from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.record import RequestRecord
 from trimtab.runtime.guard_metrics import GuardCollector
+from trimtab.runtime.rollout_metrics import RolloutCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TTFT_S_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -119,6 +120,9 @@ class GatewayMetrics:
         self.guard = GuardCollector()
         """Shows what `guard.counts` returns."""
         self._registry.register(self.guard)
+        self.rollouts = RolloutCollector()
+        """Shows what it hears of levers."""
+        self._registry.register(self.rollouts)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"trimtab_{name}", what, labels, registry=self._registry)
@@ -201,6 +205,10 @@ class GatewayMetrics:
     def record_failed(self) -> None:
         """Count a record that its receiver did not take."""
         self._unrecorded.inc()
+
+    def families(self) -> Iterable[Metric]:
+        """Return every family that the page has, with what it knows now."""
+        return self._registry.collect()
 
     def page(self) -> bytes:
         """Return the text exposition."""

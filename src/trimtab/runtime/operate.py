@@ -7,10 +7,13 @@ is not while frozen, and not in a fleet that only observes.
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Annotated, Final, assert_never
 
 import msgspec
+from msgspec import Meta
 
+from trimtab.core.cuts import hidden
+from trimtab.core.events import QualityScored
 from trimtab.core.lever import LeverRecord, LeverRecordError
 from trimtab.core.narrate_words import duration
 from trimtab.core.record import RequestRecord
@@ -20,9 +23,12 @@ from trimtab.levers.catalog import routing_policy_of
 from trimtab.policies.routing import POLICIES
 from trimtab.rollout.forecast import floor_s, forecast
 from trimtab.rollout.machine import RUNNING
+from trimtab.rollout.quality import revision_of
+from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import complete, parse_cut, parse_record
 from trimtab.runtime.actuation import DRAIN_TIMEOUT_S
 from trimtab.runtime.control import Control
+from trimtab.runtime.fleet_known import known_of
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.proof import ControlError
 from trimtab.runtime.supervisor import System
@@ -35,7 +41,8 @@ LIVE: Final = RUNNING | {RolloutState.PAUSED, RolloutState.ADOPTED, RolloutState
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person asks. `record`: the TOML of a proposal; `slice`: a cut such as "label=edit"; `start`: at once.
 
-    `dry_run`: say what would change and change nothing.
+    `dry_run`: say what would change and change nothing. `scores`: the lines of an evaluation, whose name is
+    `evaluation`; `floor`: how much the baseline differed from itself in `floor_runs` runs.
     """
 
     action: RolloutAction
@@ -46,6 +53,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     slice: str = ""
     start: bool = False
     dry_run: bool = False
+    scores: str = ""
+    evaluation: str = ""
+    floor: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    floor_runs: Annotated[int, Meta(ge=0)] = 0
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +107,8 @@ class Operator:
             case RolloutAction.VERIFY:
                 self._control.verifier.begin(asked.name)
                 return self._done(asked, ("its gates are asked again, with and without it",))
+            case RolloutAction.SCORE:
+                return await self._score(asked)
             case RolloutAction.FREEZE | RolloutAction.UNFREEZE:
                 freeze = asked.action is RolloutAction.FREEZE
                 self._control.controller.freeze(freeze, _reason(asked))
@@ -108,7 +121,14 @@ class Operator:
 
     async def _propose(self, asked: Asked) -> Done:
         short = parse_record(asked.record, source=asked.source)
-        record = complete(short, baseline=self._system.baseline, now_s=self._system.clock.wall_s())
+        # A model is read whole for its checksum, which must not hold up the traffic.
+        record = await asyncio.to_thread(
+            complete,
+            short,
+            baseline=self._system.baseline,
+            now_s=self._system.clock.wall_s(),
+            known=known_of(self._system),
+        )
         if record.policy is not None and record.policy not in POLICIES:
             known = ", ".join(POLICIES)
             raise LeverRecordError(f"$.policy {record.policy!r} is unknown; there are {known}")
@@ -172,7 +192,7 @@ class Operator:
         triggers = self._control.triggers
         if asked.slice:
             try:
-                cut = parse_cut(asked.slice)
+                cut = hidden(parse_cut(asked.slice), self._system.secret.digest)
             except ValueError as error:
                 raise ControlError(str(error)) from error
             triggers.take_off_cut(asked.name, cut, _reason(asked))
@@ -180,11 +200,41 @@ class Operator:
         await triggers.switch(asked.name, on=False, reason=_reason(asked))
         return self._done(asked, ("all traffic is on the baseline until it is adopted again",))
 
+    async def _score(self, asked: Asked) -> Done:
+        record, cause_id = await self._anywhere(asked.name)
+        scores = read_scores(
+            asked.scores,
+            source=asked.source,
+            evaluation=asked.evaluation,
+            revision=revision_of(record),
+            floor=asked.floor,
+            floor_runs=asked.floor_runs,
+        )
+        event = QualityScored(lever=record.name, scores=scores)
+        self._control.scored(event, cause_id=cause_id)
+        told = tuple(
+            f"{each.cut}: {each.candidate_passed} of {each.n} passed, {each.baseline_passed} with the baseline"
+            for each in scores.cuts
+        )
+        return self._done(asked, told)
+
+    async def _anywhere(self, name: str) -> tuple[LeverRecord, str]:
+        """Return the record of a lever that is proposed, being proven or adopted, and what its scores follow from."""
+        proof = self._control.controller.proof
+        if proof is not None and self._is_proven(name):
+            return proof.record, proof.last_event_id
+        adopted = self._control.triggers.adopted.get(name)
+        if adopted is not None:
+            return adopted.record, adopted.cause_id
+        return await self._proposal(name)
+
     def _steps(self, record: LeverRecord) -> tuple[str, ...]:
         """What starting a lever changes, in order."""
         replicas = self._control.actuator.candidate_replicas(record)
         first = record.ramp.shares[0]
         whom = " or ".join(str(cut) for cut in record.cuts) or "all traffic"
+        if record.without:
+            whom += f" but {', '.join(str(cut) for cut in record.without)}"
         steps = [
             f"restart {replica} with {_changes(self._system, record)}; it drains first (at most "
             f"{DRAIN_TIMEOUT_S:g} s), the KV of its slots is saved and restored"
@@ -195,6 +245,7 @@ class Operator:
                 f"decide by {record.policy} instead of {self._control.actuator.plan.policy}"
             )
         steps.append(f"for {first:.0%} of the sessions of {whom}; the rest stays on the baseline")
+        steps += [f"{metric.value} is not asked: {why}" for metric, why in record.absent.items()]
         return (*steps, *_forecast(record, self._system.records), f"to go back: {record.reverse}")
 
     async def _proposal(self, name: str) -> tuple[LeverRecord, str]:

@@ -9,11 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.core.cuts import header_mark, header_names
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import Segment
+from trimtab.core.traffic import TrafficPlan
 from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.secret import Secret
+from trimtab.runtime.wire import Headers
 
 SHINGLE_BYTES: Final = 32
 SHINGLE_PROMPT_BYTES_MAX: Final = 64 * 1024
@@ -80,6 +83,13 @@ def session_of(
     else:
         head = prompt_bytes(facts.segments)[:SESSION_BYTES]
     return secret.digest(own + b"head\x00" + head)
+
+
+def marks_of(headers: Headers, plan: TrafficPlan, secret: Secret) -> tuple[str, ...]:
+    """Return the headers that the plan's cuts ask about, values hashed; of a request without them nothing."""
+    names = sorted(header_names(plan.all_cuts()))
+    values = ((name, headers.get(name)) for name in names)
+    return tuple(header_mark(name, value, secret.digest) for name, value in values if value)
 
 
 def user_of(body: bytes) -> str | None:

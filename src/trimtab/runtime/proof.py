@@ -4,10 +4,16 @@ from typing import Protocol
 
 import msgspec
 
+from trimtab.core.cuts import Cut
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
-from trimtab.core.types import RolloutState
+from trimtab.core.record import RequestRecord
+from trimtab.core.traffic import CandidatePlan
+from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ArmExtras
+from trimtab.rollout.exposure import Exposed
+from trimtab.rollout.gates import harmed_cut
+from trimtab.rollout.look import Judge, first_block
 from trimtab.rollout.machine import Rollout
 
 FROZEN = "promotions are frozen: unfreeze, or make the ledger writable again"
@@ -18,8 +24,12 @@ ENDED = frozenset(
 
 
 class Proof(msgspec.Struct, kw_only=True):
-    """The lever that is being proven, as the shell follows it. `verifies`: it was adopted before."""
+    """The lever that is being proven, as the shell follows it. `verifies`: it was adopted before.
 
+    `out`: cuts that left its slice because harm was shown in them, with the reason.
+    """
+
+    judge: Judge
     record: LeverRecord
     policy: str | None
     rollout: Rollout
@@ -29,6 +39,29 @@ class Proof(msgspec.Struct, kw_only=True):
     results: tuple[GateResult, ...] = ()
     looks: int = 0
     verifies: bool = False
+    out: dict[Cut, str] = {}
+    exposed: Exposed = msgspec.field(default_factory=Exposed)
+
+    def saw(self, record: RequestRecord, candidate: CandidatePlan | None) -> None:
+        """Take in a finished request, and count whom the slice was shown to."""
+        self.judge.take(record)
+        if candidate is not None:
+            first = first_block(self.rollout.steps[-1], candidate)
+            self.exposed.take(record, candidate, first)
+
+    def judged(
+        self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
+    ) -> tuple[tuple[GateResult, ...], Verdict]:
+        """Return a look's answer; where the arms are not what they seem, nothing that was compared counts."""
+        ratio = self.exposed.result(candidate)
+        if ratio is None:
+            return results, verdict
+        return (*results, ratio), Verdict.FAIL if verdict is Verdict.FAIL else Verdict.ERROR
+
+    def harmed(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
+        """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""
+        found = {harmed_cut(self.record, one): f"{one.gate}: {one.reason}" for one in results}
+        return {cut: why for cut, why in found.items() if cut is not None and cut not in self.out}
 
 
 class ControlError(RuntimeError):

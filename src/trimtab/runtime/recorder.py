@@ -15,7 +15,8 @@ from trimtab.core.events import RequestServed
 from trimtab.core.handover import PrefillScore
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
-from trimtab.core.types import ErrorClass
+from trimtab.core.types import Constraint, ErrorClass
+from trimtab.policies.estimates import model_name
 from trimtab.policies.router import Routed, explained
 from trimtab.runtime.guard import Caller
 from trimtab.runtime.handover_passage import Passage
@@ -24,6 +25,7 @@ from trimtab.workloads.base import looks_looping
 
 OUTPUT_CHARS_KEPT_MAX: Final = 64 * 1024
 STATUS_CLIENT_ABORT: Final = 499
+WANTS_JSON: Final = frozenset({Constraint.JSON_OBJECT, Constraint.JSON_SCHEMA})
 _NOTHING: Final = EngineReport()
 
 
@@ -49,6 +51,8 @@ class Measurement:
         self.captured: int | None = None
         self.caller: Caller | None = None
         self.salt_ignored = False
+        self.marks: tuple[str, ...] = ()
+        """Headers that slices are drawn by, with their values hashed."""
         self.retries = 0
         self.tried: set[str] = set()
         """Replicas that failed before anything reached the client."""
@@ -184,7 +188,19 @@ class Measurement:
             topology=topology,
         )
         record = self._with_caller(self._with_routing(self._with_request(record)))
+        record = msgspec.structs.replace(record, output_valid=self._is_valid(record, text))
         return msgspec.structs.replace(record, unknown=self._unknown(record))
+
+    def _is_valid(self, record: RequestRecord, text: str) -> bool | None:
+        """Say whether an answer that was to be JSON is, None where it was not, was cut off or has several choices."""
+        whole = record.ok and record.finish_reason == "stop" and self._choices == 1
+        if (
+            record.constraint not in WANTS_JSON
+            or not whole
+            or self._text_chars >= OUTPUT_CHARS_KEPT_MAX
+        ):
+            return None
+        return is_json(text)
 
     @property
     def _is_stream(self) -> bool:
@@ -214,6 +230,8 @@ class Measurement:
             temperature=facts.temperature,
             constraint=facts.constraint,
             max_tokens=facts.max_tokens,
+            model=model_name(facts),
+            marks=self.marks,
         )
 
     def _with_routing(self, record: RequestRecord) -> RequestRecord:
@@ -354,6 +372,15 @@ class Measurement:
         if self.unreadable:
             unknown["chunks"] = f"{self.unreadable} events of the stream could not be read"
         return unknown
+
+
+def is_json(text: str) -> bool:
+    """Say whether a text is one JSON value."""
+    try:
+        msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def served_event(

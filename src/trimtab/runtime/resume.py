@@ -10,6 +10,7 @@ import msgspec
 from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved
 from trimtab.core.lever import LeverRecord
+from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Revision
 from trimtab.core.state import LeverStatus, State
 from trimtab.core.traffic import Preference, TrafficPlan
@@ -26,12 +27,13 @@ PROVING = RUNNING | {RolloutState.PAUSED}
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """A lever that was being proven, where it was; `proposal_id`: the event that proposed it."""
+    """A lever that was being proven, where it was; `proposal_id`: the event that proposed it; `out`: cuts it lost."""
 
     record: LeverRecord
     state: RolloutState
     share: float
     proposal_id: str
+    out: dict[Cut, str] = {}
 
 
 class Off(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,7 @@ class Off(msgspec.Struct, frozen=True, kw_only=True):
     record: LeverRecord
     by: frozenset[str]
     cuts: tuple[Cut, ...]
+    without: tuple[Cut, ...] = ()
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     proving: Unfinished | None = None
     frozen_because: str | None = None
     due: tuple[str, ...] = ()
+    scores: dict[str, tuple[Scores, ...]] = {}
 
 
 def remembered(state: State, configured: int) -> tuple[str, ...]:
@@ -102,7 +106,11 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
     if unfinished is not None and _wants_replica(unfinished):
         revisions[replicas[-1]] = unfinished.record.revision or baseline
     return Resumed(
-        plan=TrafficPlan(policy=plan.policy if stays else policy, preferences=kept),
+        plan=TrafficPlan(
+            policy=plan.policy if stays else policy,
+            preferences=kept,
+            reserves=tuple(each for each in plan.reserves if each.lever in stays),
+        ),
         revisions=revisions,
         moves=tuple(moves),
         adopted=tuple(stays.values()),
@@ -110,6 +118,7 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
         proving=unfinished,
         frozen_because=state.frozen_because if state.frozen else None,
         due=tuple(name for name in stays if state.levers[name].verification is not None),
+        scores={name: lever.scores for name, lever in state.levers.items() if lever.scores},
     )
 
 
@@ -135,6 +144,7 @@ def _unfinished(
                 state=lever.state,
                 share=lever.share,
                 proposal_id=lever.proposal_id or "",
+                out={parse_cut(cut): why for cut, why in lever.refused.items()},
             )
         else:
             moves.append(
@@ -165,6 +175,7 @@ def _disabled(state: State) -> tuple[Off, ...]:
             by=frozenset(n for n, trigger in lever.triggers.items() if trigger.fired)
             or frozenset({PERSON}),
             cuts=tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC),
+            without=(*lever.record.without, *(parse_cut(text) for text in lever.refused)),
         )
         for lever in state.levers.values()
         if lever.state is RolloutState.DISABLED and lever.record is not None

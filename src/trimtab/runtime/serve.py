@@ -139,6 +139,7 @@ async def _until(stop: asyncio.Event, advising: "asyncio.Task[None]", control: C
 
 def _resumed(system: System) -> Resumed:
     state = _state(Path(system.config.ledger.path))
+    system.gateway.metrics.rollouts.seed(state)
     configured = system.config.fleet.replicas
     replicas = () if system.attached is not None else remembered(state, configured)
     return resume(
@@ -159,7 +160,9 @@ def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
 
     for off in found.disabled:
         policy = routing_policy_of(off.record)
-        control.triggers.adopt(off.record, policy, off.cuts, cause_id, off_by=off.by)
+        control.triggers.adopt(
+            off.record, policy, off.cuts, cause_id, off_by=off.by, without=off.without
+        )
 
 
 def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
@@ -172,10 +175,12 @@ def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
             state=proving.state,
             share=proving.share,
             cause_id=proving.proposal_id,
+            out=proving.out,
         )
     if found.frozen_because is not None:
         control.controller.frozen = True
     control.verifier.due.update(dict.fromkeys(found.due, cause_id))
+    control.scores.update(found.scores)
     control.verifies = True
 
 

@@ -28,6 +28,13 @@ def serving_tls(config: GatewayConfig) -> ssl.SSLContext | None:
     return context
 
 
+def shown_url(config: GatewayConfig, port: int) -> str:
+    """Return the address under which this machine reaches a gateway."""
+    scheme = "https" if config.tls_cert else "http"
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+    return f"{scheme}://{host}:{port}"
+
+
 def _none_is_asked() -> str:
     """Refuse to ask at the terminal for a password of the key."""
     raise ValueError("the key has a password")

@@ -7,7 +7,7 @@ stops, then the replicas, and the ledger closes last so that it holds how everyt
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -15,7 +15,6 @@ from aiohttp import web
 from trimtab import __version__
 from trimtab.core.config import Config
 from trimtab.core.cost import START_COST, CostModel
-from trimtab.core.decision import RoutingPolicy
 from trimtab.core.events import RunEnded, RunStarted
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.prefix import BlockHasher, PrefixIndex
@@ -27,8 +26,8 @@ from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.places import HashedPlaces, Places
 from trimtab.policies.router import Router
-from trimtab.policies.routing import build_policies
 from trimtab.runtime.attach_member import unseen
 from trimtab.runtime.backing import Hears, backing_of
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
@@ -43,7 +42,9 @@ from trimtab.runtime.metrics import ReplicaFigures
 from trimtab.runtime.model import baseline_revision
 from trimtab.runtime.probes import Probes
 from trimtab.runtime.recent import Recent
+from trimtab.runtime.routing_setup import Affinity
 from trimtab.runtime.secret import load_secret
+from trimtab.runtime.serving_tls import shown_url
 from trimtab.runtime.situation import ProcessSample
 from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
 from trimtab.runtime.system_guard import build_guard
@@ -86,6 +87,7 @@ class System(Recent):
             queue_max=config.ledger.queue_max,
             keep_events=config.ledger.keep_events,
         )
+        self._affinity = Affinity()
         try:
             self._build(seed, extra_routes, log_folder, secret_path, admin_token)
         except BaseException:
@@ -114,9 +116,10 @@ class System(Recent):
         self.router = Router(
             self.load,
             self.index,
-            self._policies(START_COST),
+            self._affinity.policies(config.routing, START_COST),
             random.Random(seed),
             plan=TrafficPlan(policy=config.routing.policy),
+            places=HashedPlaces() if config.levers.slices == "hashed" else Places(),
         )
         self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(
@@ -129,7 +132,10 @@ class System(Recent):
         self.fleet, self.probes, self.processes = backing.fleet, backing.probes, backing.processes
         self.attached, self._launcher = backing.attached, backing.launcher
         self.telemetry = Telemetry(
-            config.telemetry, lambda: (self.baseline.model.name, self.baseline.engine)
+            config.telemetry,
+            lambda: (self.baseline.model.name, self.baseline.engine),
+            self.clock,
+            self.run_id,
         )
         self.gateway = Gateway(
             config.gateway,
@@ -157,18 +163,14 @@ class System(Recent):
                 secret_path=secret_path,
             ),
         )
-        self.gateway.metrics.show_fleet(self._figures)
+        self.gateway.metrics.show_fleet(self.figures)
+        self.telemetry.hear(self.ledger, self.gateway.metrics.rollouts)
         self._build_roles()
 
     def _build_roles(self) -> None:
+        gateway, router, engine = self.gateway, self.router, self.engine
         self.hand_overs = hand_over(
-            self.gateway,
-            self.config,
-            self.router,
-            self.engine,
-            self.ledger,
-            self.clock,
-            self._launcher,
+            gateway, self.config, router, engine, self.ledger, self.clock, self._launcher
         )
         self.roles = build_roles(
             self.config,
@@ -178,11 +180,12 @@ class System(Recent):
             self.clock,
             self.baseline,
             cost=lambda: self._cost,
-            threshold=self._raise_threshold,
+            threshold=lambda factor: self.hand_overs.raise_threshold(factor),
             cause=lambda: self.started_event,
         )
 
-    def _figures(self) -> Iterable[ReplicaFigures]:
+    def figures(self) -> Iterable[ReplicaFigures]:
+        """Return every replica as /metrics shows it."""
         return figures_of(
             self.fleet.infos(), self.probes, ready=self.load.ready(), in_flight=self.in_flight
         )
@@ -213,6 +216,7 @@ class System(Recent):
                 **(settings or {}),
             },
         )
+        self.telemetry.verdicts.start()
         self.started_event = self.ledger.append(started, cause_id=None, durable=True)
         if plan is not None:
             self.router.plan = plan
@@ -269,7 +273,7 @@ class System(Recent):
                     RunEnded(run_id=self.run_id, reason=reason), cause_id=self.started_event
                 )
                 self.ledger.close()
-                self.telemetry.close()
+                await self.telemetry.close()
 
     @property
     def launcher(self) -> LlamaCppLauncher:
@@ -281,14 +285,12 @@ class System(Recent):
     @property
     def url(self) -> str:
         """Where the gateway listens."""
-        host = self.config.gateway.host
-        scheme = "https" if self.config.gateway.tls_cert else "http"
-        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
+        return shown_url(self.config.gateway, self.port)
 
     def use_cost(self, cost: CostModel) -> None:
         """Route by measured costs from now on."""
         self._cost = cost
-        self.router.set_policies(self._policies(cost))
+        self.router.set_policies(self._affinity.policies(self.config.routing, cost))
         if cost is not START_COST:
             self.hand_overs.use_cost(cost)
 
@@ -334,16 +336,10 @@ class System(Recent):
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
 
-    def _raise_threshold(self, factor: float) -> None:
-        self.hand_overs.raise_threshold(factor)
-
-    def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
-        routing = self.config.routing
-        return dict(
-            build_policies(
-                cost, load_bound=routing.load_bound, min_match_tokens=routing.min_match_tokens
-            )
-        )
+    def lower_affinity(self, lowered: bool) -> None:
+        """Halve what the load bound leaves to affinity, or give it back."""
+        self._affinity.lowered = lowered
+        self.router.set_policies(self._affinity.policies(self.config.routing, self._cost))
 
     def _on_change(self, info: ReplicaInfo) -> None:
         before = self._states.get(info.id)

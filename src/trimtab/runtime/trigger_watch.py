@@ -11,17 +11,32 @@ from typing import assert_never
 
 import msgspec
 
-from trimtab.core.cuts import Cut
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
 from trimtab.core.decision import FleetView
 from trimtab.core.events import CutsKept, RolloutMoved, TriggerMoved
 from trimtab.core.evidence import Window
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
+from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, RolloutState, Verdict
+from trimtab.rollout.aftermath import UNDO_REST_S
+from trimtab.rollout.answer import ALL_TRAFFIC
+from trimtab.rollout.plans import left_out
 from trimtab.rollout.signals import Watched, signals, tpot_by_batch
 from trimtab.rollout.triggers import Action, TriggerWatch, watch
 from trimtab.runtime.actuation import Actuator
+from trimtab.runtime.adopted import PERSON as PERSON
+from trimtab.runtime.adopted import (
+    Adopted,
+    Said,
+    action_undone,
+    harm_since,
+    hold_off,
+    note_action,
+    own_cut,
+    rested,
+)
 from trimtab.runtime.proof import ControlError
 
 WINDOW_S = 10.0
@@ -29,40 +44,6 @@ WINDOW_S = 10.0
 
 VIEWS_MAX = 600
 EXPIRED_BECAUSE = "the record expired: it must prove itself again"
-PERSON = "a person"
-"""What holds a lever off that somebody switched off: no trigger lets it come back."""
-
-
-class Adopted(msgspec.Struct, kw_only=True):
-    """An adopted lever under watch."""
-
-    record: LeverRecord
-    policy: str | None
-    cuts: tuple[Cut, ...]
-    cause_id: str
-    watches: list[TriggerWatch]
-    baseline_tpot_ms: dict[str, float]
-    off_by: set[str] = set()
-    is_moving: bool = False
-    cuts_off: frozenset[Cut] = frozenset()
-
-    @property
-    def is_off(self) -> bool:
-        """Whether any trigger holds the lever off; it comes back when the last of them lets go."""
-        return bool(self.off_by)
-
-    @property
-    def cuts_on(self) -> tuple[Cut, ...]:
-        """The cuts that no trigger took out."""
-        return tuple(cut for cut in self.cuts if cut not in self.cuts_off)
-
-
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trigger asked for, in words, and the event that holds it."""
-
-    trigger: str
-    what: str
-    cause_id: str
 
 
 class TriggerShell:
@@ -81,6 +62,8 @@ class TriggerShell:
         load_bound: float,
         baseline_policy: str,
         distrust: Callable[[], None],
+        lower_affinity: Callable[[bool], None] = lambda _: None,
+        scores: Callable[[LeverRecord], tuple[Scores, ...]] = lambda _: (),
         on_moved: Callable[[TriggerMoved], None] = lambda _: None,
         on_changed: Callable[[LeverRecord, RolloutState, str], None] = lambda *_: None,
     ) -> None:
@@ -91,6 +74,8 @@ class TriggerShell:
         self._load_bound = load_bound
         self._baseline_policy = baseline_policy
         self._distrust = distrust
+        self._lower_affinity = lower_affinity
+        self._scores = scores
         self._on_moved = on_moved
         self._on_changed = on_changed
         self._views: deque[FleetView] = deque(maxlen=VIEWS_MAX)
@@ -105,10 +90,12 @@ class TriggerShell:
         cause_id: str,
         *,
         off_by: frozenset[str] = frozenset(),
+        without: tuple[Cut, ...] | None = None,
     ) -> None:
         """Watch a lever from now on; its baseline is what was measured without it.
 
-        `off_by`: the triggers (or `PERSON`) that hold it off already, as a restart finds it.
+        `off_by`: the triggers (or `PERSON`) that hold it off already, as a restart finds it. `without`: the cuts that
+        it never gets; None: those of the plan in force.
         """
         plain = [
             r for r in self._records() if r.ok and r.arm is Arm.BASELINE and not r.drafting.drafted
@@ -124,6 +111,7 @@ class TriggerShell:
             ],
             baseline_tpot_ms=tpot_by_batch(plain),
             off_by=set(off_by),
+            without=left_out(self._actuator.plan, record) if without is None else without,
         )
 
     def saw(self, view: FleetView) -> None:
@@ -142,6 +130,8 @@ class TriggerShell:
                 self._start(ending)
                 continue
             self._judge(lever, now_wall_s, now_s)
+            if not lever.is_moving:
+                self._look_back(lever, now_wall_s, now_s)
 
     def _judge(self, lever: Adopted, now_wall_s: float, now_s: float) -> None:
         """Hear all triggers of a lever, then move it once: two that disagree must not start two restarts."""
@@ -152,11 +142,37 @@ class TriggerShell:
             lever.watches[index] = after
             if action is not None:
                 said[state.spec.action] = self._answer(lever, state.spec, action)
+                note_action(lever, state.spec, self._records(), now_wall_s, fired=action.fired)
         if lever.is_off != was_off:
             self._move(lever, said[TriggerAction.DISABLE])
         elif lever.cuts_off != cuts_off and not lever.is_off:
-            cause = said[TriggerAction.DISABLE_CUT].cause_id
-            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+            self._narrow(lever, said[TriggerAction.DISABLE_CUT].cause_id)
+
+    def _narrow(self, lever: Adopted, cause: str) -> None:
+        """Leave the lever what no trigger and nobody took out of it."""
+        self._actuator.narrow(
+            lever.record,
+            lever.cuts_on,
+            without=(*lever.without, *sorted(lever.cuts_off - set(lever.cuts))),
+            everything=not lever.cuts,
+            baseline_policy=self._baseline_policy,
+            cause_id=cause,
+        )
+
+    def _look_back(self, lever: Adopted, now_wall_s: float, now_s: float) -> None:
+        """Undo an action of a trigger that did harm itself."""
+        harm = harm_since(lever, self._records(), now_wall_s)
+        if harm is None:
+            return
+        spec = rested(lever, now_s)
+        was_off = lever.is_off
+        reason = f"undone, as it did harm: {harm.reason}; it rests for {UNDO_REST_S:g} s"
+        said = self._tell(lever, spec, action_undone(spec, harm), reason)
+        self._let_go(lever, spec)
+        if lever.is_off != was_off:
+            self._move(lever, said)
+        elif spec.action is TriggerAction.DISABLE_CUT and not lever.is_off:
+            self._narrow(lever, said.cause_id)
 
     async def end(self, name: str, to: RolloutState, reason: str) -> None:
         """Take an adopted lever off for good (rolled back, expired): it is watched no more.
@@ -181,22 +197,26 @@ class TriggerShell:
             lever.watches = [TriggerWatch(spec=spec) for spec in lever.record.triggers]
         if was_off is not on:
             return
-        before, to = RolloutState.ADOPTED, RolloutState.DISABLED
-        before, to = (to, before) if on else (before, to)
+        moves = (RolloutState.ADOPTED, RolloutState.DISABLED)
+        before, to = moves[::-1] if on else moves
         cause = self._record_move(lever, before, to, reason, cause_id=lever.cause_id)
         await self._actuate(lever, to, cause)
 
     def take_off_cut(self, name: str, cut: Cut, reason: str) -> None:
-        """Leave an adopted lever all its cuts but one; raises `KeyError`, and `ControlError` where that cannot be."""
+        """Leave an adopted lever all but one cut; raises `KeyError`, and `ControlError` where that cannot be."""
         lever = self.adopted[name]
-        if cut not in lever.cuts_on:
-            on = ", ".join(str(each) for each in lever.cuts_on) or "all traffic, not by cuts"
+        if lever.cuts and cut not in lever.cuts_on:
+            on = ", ".join(str(each) for each in lever.cuts_on) or "no cut any more"
             raise ControlError(f"{name} is not on for {cut} by itself; it is on for {on}")
+        if cut.dimension not in KNOWN_BEFORE_SERVING:
+            raise ControlError(
+                f"{cut} is known only when a request has been served: nothing can be kept off by it"
+            )
         lever.cuts_off = lever.cuts_off | {cut}
-        left = tuple(str(each) for each in lever.cuts_on)
+        left = tuple(str(each) for each in lever.cuts_on) or (() if lever.cuts else (ALL_TRAFFIC,))
         kept = CutsKept(lever=name, kept=left, refused={str(cut): reason})
         cause = self._sink.append(kept, cause_id=lever.cause_id, durable=True)
-        self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+        self._narrow(lever, cause)
 
     def _record_move(
         self,
@@ -242,10 +262,14 @@ class TriggerShell:
 
     async def _enable(self, lever: Adopted, cause: str) -> None:
         await self._actuator.enable(
-            lever.record, policy=lever.policy, cuts=lever.cuts, cause_id=cause
+            lever.record,
+            policy=lever.policy,
+            cuts=lever.cuts,
+            without=lever.without,
+            cause_id=cause,
         )
         if lever.cuts_off:
-            self._actuator.narrow(lever.record, lever.cuts_on, cause_id=cause)
+            self._narrow(lever, cause)
 
     async def settle(self) -> None:
         """Wait until every move in progress has ended."""
@@ -267,6 +291,8 @@ class TriggerShell:
             load_bound=self._load_bound,
             baseline_tpot_ms=lever.baseline_tpot_ms,
             cut=state.spec.cut,
+            revision=None if lever.record.revision is None else lever.record.revision.id,
+            scores=self._scores(lever.record),
         )
         window = Window(now_wall_s - WINDOW_S, now_wall_s)
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
@@ -277,6 +303,38 @@ class TriggerShell:
         what = (
             f"{spec.action.value}: {action.reason}" if action.fired else f"let go: {action.reason}"
         )
+        said = self._tell(lever, spec, action, what)
+        if not action.fired:
+            self._let_go(lever, spec)
+            return said
+        match spec.action:
+            case TriggerAction.DISTRUST_INDEX:
+                self._distrust()
+            case TriggerAction.LOWER_AFFINITY:
+                self._lower_affinity(True)
+            case TriggerAction.DISABLE_CUT:
+                lever.cuts_off = lever.cuts_off | own_cut(lever, spec)
+            case TriggerAction.DISABLE:
+                lever.off_by.add(spec.name)
+            case _:
+                assert_never(spec.action)
+        return said
+
+    def _let_go(self, lever: Adopted, spec: TriggerSpec) -> None:
+        """Note that a trigger does not hold the lever, or its cut, any more."""
+        match spec.action:
+            case TriggerAction.DISTRUST_INDEX:
+                return
+            case TriggerAction.LOWER_AFFINITY:
+                self._lower_affinity(False)
+            case TriggerAction.DISABLE_CUT:
+                lever.cuts_off = lever.cuts_off - own_cut(lever, spec)
+            case TriggerAction.DISABLE:
+                lever.off_by.discard(spec.name)
+            case _:
+                assert_never(spec.action)
+
+    def _tell(self, lever: Adopted, spec: TriggerSpec, action: Action, what: str) -> Said:
         event = TriggerMoved(
             lever=lever.record.name,
             trigger=spec,
@@ -287,20 +345,6 @@ class TriggerShell:
         )
         cause = self._sink.append(event, cause_id=lever.cause_id, durable=True)
         self._on_moved(event)
-        match spec.action:
-            case TriggerAction.DISTRUST_INDEX:
-                if action.fired:
-                    self._distrust()
-            case TriggerAction.DISABLE_CUT:
-                mine = {spec.cut} & set(lever.cuts) if spec.cut is not None else set()
-                lever.cuts_off = lever.cuts_off | mine if action.fired else lever.cuts_off - mine
-            case TriggerAction.DISABLE:
-                if action.fired:
-                    lever.off_by.add(spec.name)
-                else:
-                    lever.off_by.discard(spec.name)
-            case _:
-                assert_never(spec.action)
         return Said(trigger=spec.name, what=what, cause_id=cause)
 
     def _move(self, lever: Adopted, said: Said) -> None:
@@ -341,19 +385,8 @@ class TriggerShell:
             )
             self._sink.append(stuck, cause_id=cause, durable=True)
             if not off:
-                self._hold_off(lever, trigger)
+                hold_off(lever, trigger, self._clock.mono_s())
         finally:
             lever.is_moving = False
             # What was counted while the replicas moved was not the lever's doing.
             lever.watches = [msgspec.structs.replace(each, streak=0) for each in lever.watches]
-
-    def _hold_off(self, lever: Adopted, trigger: str) -> None:
-        """Let the trigger that let go hold the lever off again, so that its return is tried anew after the lockout."""
-        now_s = self._clock.mono_s()
-        lever.off_by.add(trigger)
-        lever.watches = [
-            msgspec.structs.replace(each, is_off=True, moved_at_s=now_s)
-            if each.spec.name == trigger
-            else each
-            for each in lever.watches
-        ]

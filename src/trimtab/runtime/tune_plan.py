@@ -63,6 +63,8 @@ def ramp_of(plan: TunePlan) -> RampPlan:
         comparison=Comparison.SWITCHBACK,
         block_s=plan.block_s,
         edge_s=plan.edge_s,
+        # A tune hurts nobody and is short: each veto stops at its own alpha.
+        harm_alpha=None,
     )
 
 

@@ -30,7 +30,7 @@ from trimtab.core.types import Arm, ReplicaState, RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras
 from trimtab.rollout.effects import effects_of
 from trimtab.rollout.gates import kept_cuts
-from trimtab.rollout.look import look_at
+from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
 from trimtab.rollout.plans import (
     with_adopted,
@@ -113,6 +113,7 @@ class SimRollout:
         self.events = events
         self._fleet = fleet
         self._record, self._not_asked = simulated(spec.record)
+        self._judge = Judge(self._record)
         self._plan = fleet.gateways[0].router.plan
         self._baseline_policy = self._plan.policy
         self._rollout: Rollout | None = None
@@ -159,6 +160,7 @@ class SimRollout:
         if record.arm is Arm.CANDIDATE:
             self._exposed += 1
         self._records.append(record)
+        self._judge.take(record)
 
     def _propose(self, now_s: float, _: Fleet) -> None:
         event = LeverProposed(record=self._record)
@@ -200,9 +202,7 @@ class SimRollout:
         if candidate is None:
             self._follow(now_s, rollout, Look(verdict=Verdict.HOLD))
             return
-        results, verdict = look_at(
-            self._record, rollout, candidate, self._records, ArmExtras(), now_s
-        )
+        results, verdict = self._judge.look(rollout, candidate, ArmExtras(), now_s)
         self._looks += 1
         if results != self._results:
             self._results = results

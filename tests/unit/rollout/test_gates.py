@@ -372,7 +372,7 @@ def test_cuts_that_the_lever_moves_requests_between_do_not_veto() -> None:
 
     def hits(block: int, arm: Arm, number: int) -> RequestRecord:
         misses = number < (1 if arm is Arm.CANDIDATE else 2)
-        of_a_miss = 200.0 if arm is Arm.CANDIDATE else 100.0
+        of_a_miss = 150.0 if arm is Arm.CANDIDATE else 100.0
         return served(
             block,
             arm,

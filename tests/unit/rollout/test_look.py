@@ -3,10 +3,11 @@
 import msgspec
 from rollout_kit import EXTRAS, RAMP, lever, pairs, served
 
+from trimtab.core.gate import Question
 from trimtab.core.lever import Comparison
 from trimtab.core.traffic import OUTSIDE_SLICE, CandidatePlan
-from trimtab.core.types import Arm, Verdict
-from trimtab.rollout.look import comparable, first_block, look_at
+from trimtab.core.types import Arm, RolloutState, Verdict
+from trimtab.rollout.look import first_block, is_like, look_at
 from trimtab.rollout.machine import Rollout, Step, begin
 
 PLAN = CandidatePlan(
@@ -26,10 +27,6 @@ def rollout(*steps: tuple[float, float]) -> Rollout:
     return msgspec.structs.replace(begin(lever(), 100.0), steps=made, share=steps[-1][0])
 
 
-def blocks(kept: tuple[object, ...]) -> list[int | None]:
-    return sorted({one.block for one in kept})  # type: ignore[attr-defined]
-
-
 def test_evidence_of_a_share_begins_with_a_whole_pair() -> None:
     """Block 0 begins with the slice; 13 s later block 4 is the first whole pair."""
     assert first_block(Step(share=0.1, entered_at_s=100.0), PLAN) == 0
@@ -38,19 +35,23 @@ def test_evidence_of_a_share_begins_with_a_whole_pair() -> None:
 
 
 def test_pair_in_which_the_share_changed_is_left_out() -> None:
-    """Its two arms would be of different sessions."""
-    grown = rollout((0.10, 100.0), (0.25, 113.0))
+    """Its two arms would be of different sessions; a share that changes between two pairs costs none."""
     records = pairs(4, lambda block, arm, number: served(block, arm, number=number))
-    assert blocks(comparable(grown, PLAN, records)) == [0, 1, 4, 5, 6, 7]
+    for changed_at_s, expected in ((113.0, 3 * 3), (112.0, 4 * 3)):
+        grown = rollout((0.10, 100.0), (0.25, changed_at_s))
+        proving = msgspec.structs.replace(grown, state=RolloutState.PROVING)
+        results, _ = look_at(lever(), proving, PLAN, records, EXTRAS, 200.0)
+        gain = next(one for one in results if one.question is Question.GAIN)
+        assert expected == gain.n_baseline == gain.n_candidate
 
 
 def test_switchback_compares_the_sessions_of_the_slice_in_both_arms() -> None:
     """Sessions outside it never meet the candidate and would make the baseline another mix."""
     outside = served(0, Arm.BASELINE, slice_=OUTSIDE_SLICE)
     inside = served(0, Arm.BASELINE, slice_="25% of sessions")
-    assert comparable(rollout((0.25, 100.0)), PLAN, [outside, inside]) == (inside,)
+    assert [False, True] == [is_like(PLAN, one) for one in (outside, inside)]
     beside = msgspec.structs.replace(PLAN, comparison=Comparison.SIDE_BY_SIDE)
-    assert comparable(rollout((0.25, 100.0)), beside, [outside, inside]) == (outside, inside)
+    assert [True, True] == [is_like(beside, one) for one in (outside, inside)]
 
 
 def test_block_counts_once_the_next_one_is_over() -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from events_kit import REVISION
 
-from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.cuts import Cut, Dimension, hidden
 from trimtab.core.gate import Metric, Question
 from trimtab.core.lever import (
     Actuation,
@@ -14,8 +14,10 @@ from trimtab.core.lever import (
     QualityExposure,
     check_record,
 )
+from trimtab.core.revision import Model
 from trimtab.core.types import Mode, RolloutState
-from trimtab.rollout.short_record import SHARES, complete, parse_cut, parse_record
+from trimtab.rollout.short_record import Known, complete, parse_cut, parse_record
+from trimtab.rollout.short_shapes import SHARES
 
 ROUTING = """
 name = "affine-for-chat"
@@ -196,3 +198,89 @@ def test_cut_is_read_from_its_own_text() -> None:
     """What `show` prints can be typed again."""
     cut = Cut(Dimension.INPUT_TOKENS, "256-1024")
     assert parse_cut(str(cut)) == cut
+
+
+def known(text: str, **what: object) -> LeverRecord:
+    """The record in a fleet that knows something."""
+    return complete(
+        parse_record(text, source="lever.toml"),
+        baseline=REVISION,
+        now_s=1000.0,
+        known=Known(**what),  # type: ignore[arg-type]
+    )
+
+
+def test_metric_that_cannot_be_read_is_declared_absent_and_not_asked() -> None:
+    """What the fleet cannot read and what the writer says: both are in the record, and no gate asks about them."""
+    text = CHUNK.replace("failure_modes", 'absent = { ttft_ms = "no streams here" }\nfailure_modes')
+    record = known(
+        text.replace("[expected.ttft_ms]", "[expected.tpot_ms]"),
+        absent={Metric.MEMORY_BYTES: "not ours"},
+    )
+    assert record.absent == {Metric.TTFT_MS: "no streams here", Metric.MEMORY_BYTES: "not ours"}
+    asked = {gate.metric for gate in record.gates}
+    assert not asked & set(record.absent)
+    assert Metric.TPOT_MS in asked
+
+
+def test_written_gate_on_an_absent_metric_is_refused() -> None:
+    """A gate that could never be answered is no gate."""
+    gate = '\n[[gates]]\nmetric = "memory_bytes"\nquestion = "veto"\nmargin = 0.1\n'
+    with pytest.raises(LeverRecordError, match=r"\$\.gates\[0\] asks about memory_bytes.*not ours"):
+        known(CHUNK + gate, absent={Metric.MEMORY_BYTES: "not ours"})
+
+
+def test_unit_cost_is_asked_where_a_price_is_known() -> None:
+    """From the fleet, or the record where the candidate's replicas cost something else; a written gate needs one."""
+    assert Metric.UNIT_COST not in {gate.metric for gate in made(CHUNK).gates}
+    fleets = known(CHUNK, price_per_replica_hour=2.0)
+    assert fleets.price_per_replica_hour == 2.0
+    assert Metric.UNIT_COST in {gate.metric for gate in fleets.gates}
+    own = known("price_per_replica_hour = 3.5\n" + CHUNK, price_per_replica_hour=2.0)
+    assert own.price_per_replica_hour == 3.5
+    gate = '\n[[gates]]\nmetric = "unit_cost"\nquestion = "gain"\nmargin = 0.1\n'
+    assert "no price is known" in refused(CHUNK + gate)
+
+
+def test_slice_of_what_is_known_only_afterwards_is_refused() -> None:
+    """A request cannot be kept in or out by how long its answer will be."""
+    said = refused(ROUTING.replace('slice = ["label=chat"]', 'slice = ["output_tokens=16-64"]'))
+    assert "$.slice[0]: output_tokens=16-64 is known only when a request has been served" in said
+    said = refused('without = ["cache=hit"]\n' + ROUTING)
+    assert "$.without[0]" in said
+
+
+def test_header_in_a_slice_is_kept_hashed() -> None:
+    """The value that was written is nowhere in the record."""
+    text = ROUTING.replace('slice = ["label=chat"]', 'slice = ["header=X-Team:alpha-secret"]')
+    record = known(text, hide=lambda cut: hidden(cut, lambda data: "f" * 32))
+    assert [str(cut) for cut in record.cuts] == [f"header=x-team:{'f' * 16}"]
+    assert "alpha-secret" not in msgspec.json.encode(record).decode()
+    with pytest.raises(LeverRecordError, match=r"write header=NAME:VALUE"):
+        known(text.replace(":alpha-secret", ""), hide=lambda cut: hidden(cut, lambda data: "f"))
+
+
+def test_restarted_replica_gets_time_to_warm_up() -> None:
+    """15 minutes of a day, a quarter of a shorter cycle, none for what swaps live, or what is written."""
+    assert made(CHUNK).ramp.warm_up_s == 900.0
+    assert made(CHUNK + '\n[ramp]\npeak_cycle = "20min"\n').ramp.warm_up_s == 300.0
+    assert made(CHUNK + '\n[ramp]\nwarm_up = "2min"\n').ramp.warm_up_s == 120.0
+    assert made(CHUNK + '\n[ramp]\nwarm_up = "0s"\n').ramp.warm_up_s == 0.0
+    assert made(ROUTING).ramp.warm_up_s == 0.0
+
+
+def test_another_artifact_is_looked_for_and_is_lossy() -> None:
+    """The same name for clients, another file and checksum; without a quality gate it is refused."""
+    text = CHUNK.replace("chunk_tokens = 128", 'model = "/models/q8.gguf"')
+    text = text.replace('"prefill_chunking"', '"quantization"')
+    found = Model(path="/models/q8.gguf", sha256="ab" * 32, name="q8")
+    with pytest.raises(LeverRecordError, match=r"\$\.quality_gate is missing"):
+        known(text, find_model=lambda path: found)
+    record = known('quality_gate = "scored items"\n' + text, find_model=lambda path: found)
+    assert record.revision is not None
+    assert record.revision.model.sha256 == "ab" * 32
+    assert record.revision.model.name == REVISION.model.name
+    assert record.narrowness.quality is QualityExposure.LOSSY
+    assert "$.revision.model '/models/q8.gguf' cannot be looked for" in refused(
+        'quality_gate = "scored items"\n' + text
+    )

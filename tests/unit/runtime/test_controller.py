@@ -402,19 +402,6 @@ async def test_records_are_bounded() -> None:
     assert rig.controller.records[0].request_id == "5"
 
 
-async def test_running_ends_when_told() -> None:
-    """It ticks at least once and returns without waiting out the second."""
-    rig = Driven()
-    await rig.start()
-    stop = asyncio.Event()
-    running = asyncio.create_task(rig.controller.run(stop))
-    await asyncio.sleep(0)
-    stop.set()
-    await asyncio.wait_for(running, 0.5)
-    assert rig.controller.proof is not None
-    assert rig.controller.proof.looks == 1
-
-
 def test_plans_follow_the_moves_that_caused_them() -> None:
     """Each plan's cause is a move of the rollout, and its share that move's."""
     rig, _ = adopted_run()

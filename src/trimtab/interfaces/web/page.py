@@ -3,33 +3,33 @@
 Every figure carries the window it speaks about and its number of samples; what is not known is None.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from trimtab.core.budgets import Budgets, BudgetUse
+from trimtab.core.budgets import BudgetUse
 from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
-from trimtab.core.events import Effect
 from trimtab.core.findings import Diagnosis, Finding, PhaseFinding
-from trimtab.core.gate import GateResult
-from trimtab.core.narrate_words import tell_plan, tell_verification
-from trimtab.core.state import LeverStatus, State, budgets_key
+from trimtab.core.narrate_words import tell_plan
+from trimtab.core.state import State
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import Budget, Phase, ReplicaState, Resource, Role, RolloutState, Verdict
-from trimtab.interfaces.web.recent import Recent
+from trimtab.core.types import Budget, Phase, ReplicaState, Resource, Role, RolloutState
+from trimtab.interfaces.web.levers import LeverPart, held_off_by
+from trimtab.interfaces.web.recent import Recent, Reused
 from trimtab.runtime.fleet import ReplicaInfo
 
 
 class PageState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the page shows at one moment of the wall clock."""
+    """Everything that the page shows at one moment of the wall clock. `lever_counts`: of all levers, by state."""
 
     at_s: float
     run: "RunPart"
     fleet: "tuple[ReplicaPart, ...]"
     traffic: "TrafficPart"
     diagnosis: "DiagnosisPart | None"
-    levers: "tuple[LeverPart, ...]"
+    levers: tuple[LeverPart, ...]
+    lever_counts: dict[str, int]
     requests: Recent
     ledger: "LedgerPart"
 
@@ -47,7 +47,11 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica. Load is the gateway's own count at `PageState.at_s`, None for a replica it does not know yet."""
+    """One replica. Load is the gateway's own count at `PageState.at_s`, None for a replica it does not know yet.
+
+    `kv_used_share`: of its KV cache by its engine's own metrics, None where they do not say; `reused`: what it reported
+    as reused of recent prompts.
+    """
 
     id: str
     state: ReplicaState
@@ -61,6 +65,8 @@ class ReplicaPart(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     prefill_tokens_outstanding: int | None
     decode_tokens_outstanding: int | None
+    kv_used_share: float | None
+    reused: Reused
 
 
 class ProvingPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,41 +117,6 @@ class DiagnosisPart(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetUse, ...]
 
 
-class BudgetCourse(msgspec.Struct, frozen=True, kw_only=True):
-    """The used share of one budget before a lever, as predicted with it, and after it; None is unknown."""
-
-    budget: Budget
-    before: float | None
-    predicted: float | None
-    after: float | None
-
-
-class LeverPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A lever. `state` None: it was assessed and not proposed. `results` are the gates of look `look`.
-
-    `due`: why it is to be verified again, empty if it is not; `budgets`: empty where they were not read for it.
-    """
-
-    name: str
-    technique: str | None
-    state: RolloutState | None
-    share: float
-    premise: str
-    premise_holds: bool | None
-    gain_share: float | None
-    reason: str
-    look: int
-    look_verdict: Verdict | None
-    results: tuple[GateResult, ...]
-    kept: tuple[str, ...]
-    refused: dict[str, str]
-    held_off_by: tuple[str, ...]
-    effects: tuple[Effect, ...]
-    reverse: str = ""
-    due: str = ""
-    budgets: tuple[BudgetCourse, ...] = ()
-
-
 class LedgerPart(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger. `events` and `lost` are None while it cannot be read, for `read_error`."""
 
@@ -157,12 +128,25 @@ class LedgerPart(msgspec.Struct, frozen=True, kw_only=True):
     read_error: str | None
 
 
-def replica_parts(infos: Iterable[ReplicaInfo], view: FleetView) -> tuple[ReplicaPart, ...]:
-    """Join what the fleet knows of its replicas with the load that the gateway counts."""
-    return tuple(_replica(info, view) for info in sorted(infos, key=lambda info: info.id))
+def replica_parts(
+    infos: Iterable[ReplicaInfo],
+    view: FleetView,
+    kv_used: Mapping[str, float | None],
+    reused: Mapping[str, Reused],
+) -> tuple[ReplicaPart, ...]:
+    """Join what the fleet knows of its replicas with the load that the gateway counts, and with their caches.
+
+    `kv_used`: share of the KV cache in use by replica; `reused`: see `recent.reused_by_replica`.
+    """
+    return tuple(
+        _replica(info, view, kv_used.get(info.id), reused.get(info.id, Reused(n=0)))
+        for info in sorted(infos, key=lambda info: info.id)
+    )
 
 
-def _replica(info: ReplicaInfo, view: FleetView) -> ReplicaPart:
+def _replica(
+    info: ReplicaInfo, view: FleetView, kv_used_share: float | None, reused: Reused
+) -> ReplicaPart:
     load = view.replica(info.id)
     return ReplicaPart(
         id=info.id,
@@ -177,6 +161,8 @@ def _replica(info: ReplicaInfo, view: FleetView) -> ReplicaPart:
         waiting=load.waiting if load else None,
         prefill_tokens_outstanding=load.prefill_tokens_outstanding if load else None,
         decode_tokens_outstanding=load.decode_tokens_outstanding if load else None,
+        kv_used_share=kv_used_share,
+        reused=reused,
     )
 
 
@@ -196,7 +182,7 @@ def traffic_part(plan: TrafficPlan, state: State) -> TrafficPart:
         AdoptedPart(
             lever=name,
             kept=status.kept,
-            held_off_by=_held_off_by(status),
+            held_off_by=held_off_by(status),
             replicas=tuple(
                 replica
                 for preference in plan.preferences
@@ -238,86 +224,6 @@ def diagnosis_part(state: State, now_s: float) -> DiagnosisPart | None:
         unknown=found.unknown,
         budgets=tuple(found.budgets.use(budget) for budget in Budget),
     )
-
-
-def lever_parts(state: State) -> tuple[LeverPart, ...]:
-    """Return every lever that was proposed, the latest move first, then those that were only assessed."""
-    moved = sorted(state.levers.items(), key=lambda item: (-item[1].moved_at_s, item[0]))
-    proposed = tuple(_lever(name, status, state) for name, status in moved)
-    return proposed + tuple(_only_assessed(state))
-
-
-def _lever(name: str, status: LeverStatus, state: State) -> LeverPart:
-    record = status.record
-    return LeverPart(
-        name=name,
-        technique=record.technique.value if record else None,
-        state=status.state,
-        share=status.share,
-        premise=record.premise if record else "",
-        premise_holds=None,
-        gain_share=None,
-        reason=status.reason,
-        look=status.look,
-        look_verdict=status.look_verdict,
-        results=status.results,
-        kept=status.kept,
-        refused=status.refused,
-        held_off_by=_held_off_by(status),
-        effects=tuple(status.effects.values()),
-        reverse=record.reverse if record else "",
-        due=tell_verification(status.verification) if status.verification else "",
-        budgets=_course(name, state),
-    )
-
-
-def _course(name: str, state: State) -> tuple[BudgetCourse, ...]:
-    """The budgets around a lever; nothing where neither a prediction nor a reading was made for it."""
-    before = state.budgets.get(budgets_key("before", None))
-    predicted = state.budgets.get(budgets_key("predicted", name))
-    after = state.budgets.get(budgets_key("after", name))
-    if predicted is None and after is None:
-        return ()
-
-    def used(read: Budgets | None, budget: Budget) -> float | None:
-        return None if read is None else read.use(budget).used_share
-
-    return tuple(
-        BudgetCourse(
-            budget=budget,
-            before=used(before, budget),
-            predicted=used(predicted, budget),
-            after=used(after, budget),
-        )
-        for budget in Budget
-    )
-
-
-def _only_assessed(state: State) -> Iterable[LeverPart]:
-    for each in state.assessed.assessments if state.assessed else ():
-        if each.lever in state.levers:
-            continue
-        yield LeverPart(
-            name=each.lever,
-            technique=each.technique.value,
-            state=None,
-            share=0.0,
-            premise=each.premise,
-            premise_holds=each.premise_holds,
-            gain_share=each.gain_share,
-            reason=each.because,
-            look=0,
-            look_verdict=None,
-            results=(),
-            kept=(),
-            refused={},
-            held_off_by=(),
-            effects=(),
-        )
-
-
-def _held_off_by(status: LeverStatus) -> tuple[str, ...]:
-    return tuple(name for name, trigger in sorted(status.triggers.items()) if trigger.fired)
 
 
 def _names(cuts: Sequence[Cut]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Recent requests in figures: how many and how they ended, TTFT and TPOT, each with its window and n."""
+"""Recent requests in figures: how they ended, TTFT, TPOT, time by phase, reused tokens; each with window and n."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,6 +6,7 @@ import msgspec
 
 from trimtab.core.record import RequestRecord
 from trimtab.core.stats_summary import percentile
+from trimtab.core.types import Phase
 
 WINDOWS_S = (60.0, 300.0)
 """Windows of the table; the longest is also that of the plots."""
@@ -38,6 +39,24 @@ class RecentWindow(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
 
 
+class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean time by phase of requests that ended well, in ms, over those for which it is known; None without any."""
+
+    n: int
+    queue: float | None = None
+    prefill: float | None = None
+    transfer: float | None = None
+    decode: float | None = None
+
+
+class Reused(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens that an engine reported as reused, as a share of all, over `n` requests that say both."""
+
+    n: int
+    share: float | None = None
+    window_s: float = max(WINDOWS_S)
+
+
 class Bin(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that finished within one bin; `ago_s` is how long before the page's moment it began."""
 
@@ -45,6 +64,7 @@ class Bin(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     ttft_ms: Latency
     tpot_ms: Latency
+    phases_ms: PhaseTimes
 
 
 class Recent(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +135,38 @@ def _bins(records: Iterable[RequestRecord], now_s: float, since_s: float) -> tup
             n=len(inside),
             ttft_ms=_latency(record.ttft_ms for record in inside),
             tpot_ms=_latency(record.tpot_ms for record in inside),
+            phases_ms=_phases([record for record in inside if record.ok]),
         )
         for number, inside in by_bin.items()
     )
+
+
+def _phases(records: Sequence[RequestRecord]) -> PhaseTimes:
+    known = {
+        phase.value: [
+            value
+            for record in records
+            if (value := getattr(record.phases, f"{phase.value}_ms")) is not None
+        ]
+        for phase in Phase
+    }
+    means = {name: sum(values) / len(values) for name, values in known.items() if values}
+    return PhaseTimes(n=max(len(values) for values in known.values()), **means)
+
+
+def reused_by_replica(records: Sequence[RequestRecord], *, now_s: float) -> dict[str, Reused]:
+    """Return what each replica reported as reused, over the longest window."""
+    tokens: dict[str, list[int]] = {}
+    for record in _newer(records, now_s - max(WINDOWS_S)):
+        prompt, delivered = record.tokens.prompt, record.tokens.delivered
+        if record.replica is None or not prompt or delivered is None:
+            continue
+        sums = tokens.setdefault(record.replica, [0, 0, 0])
+        sums[0], sums[1], sums[2] = sums[0] + 1, sums[1] + delivered, sums[2] + prompt
+    return {
+        replica: Reused(n=n, share=min(1.0, delivered / prompt))
+        for replica, (n, delivered, prompt) in tokens.items()
+    }
 
 
 def _latency(values: Iterable[float | None]) -> Latency:

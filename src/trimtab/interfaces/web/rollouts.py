@@ -19,7 +19,8 @@ from trimtab.runtime.supervisor import System
 from trimtab.runtime.wire import ApiError
 
 PATH: Final = "/rollouts"
-BODY_BYTES_MAX: Final = 512 * 1024
+BODY_BYTES_MAX: Final = 32 * 1024 * 1024
+"""An evaluation comes in one piece, with a line for each item."""
 
 FindOperator = Callable[[], Operator | None]
 

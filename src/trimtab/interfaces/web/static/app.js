@@ -1,19 +1,20 @@
 // Follows the fleet: reads server-sent events, renders what changed, shows a lever's chain on request.
 // fetch instead of EventSource, because off loopback every read carries the admin token in a header.
 
-import { h, words, count } from "./dom.js";
+import { words, count } from "./dom.js";
 import * as sections from "./sections.js";
 import { confirmAction } from "./actions.js";
+import { loadChain, refreshChains } from "./chains.js";
+import { rolloutList, happenedList } from "./history.js";
 
 const RETRY_MS_MIN = 1000;
 const RETRY_MS_MAX = 10000;
 const SILENT_MS_MAX = 6000;
-const CHAIN_MS_MIN = 3000;
 const TOKEN = "trimtab-admin-token";
+const SAID_MAX = 5;
 
 const by = (id) => document.getElementById(id);
 const shown = new Map();
-const loaded = new Map();
 let lastStates = null;
 
 function headers() {
@@ -58,9 +59,10 @@ function render(state) {
   show("diagnosis", coarse(state.diagnosis), () => sections.diagnosis(state));
   show("budgets", coarse(state.diagnosis), () => sections.budgets(state));
   show("levers", state.levers, () => sections.levers(state, toggleChain, ask));
+  by("rollouts-count").textContent = sections.countWords(state.lever_counts);
   show("requests", state.requests, () => sections.requests(state));
   show("ledger", state.ledger, () => sections.ledger(state));
-  refreshChains(state);
+  refreshChains(state, get);
   announce(state);
 }
 
@@ -79,13 +81,25 @@ async function send(asked) {
   throw new Error(response.status === 403 ? `${said}: reload the page and enter it` : said);
 }
 
+/** Read JSON; throws what the gateway said where it cannot be had. */
+async function get(path) {
+  const response = await fetch(path, { headers: headers() });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error?.message ?? `status ${response.status}`);
+  return body;
+}
+
 /** Say moves of levers and replicas to a screen reader; figures that change all the time stay silent. */
 function announce(state) {
   const now = new Map([...state.levers.filter((each) => each.state).map((each) => [`lever ${each.name}`, words(each.state)]),
     ...state.fleet.map((each) => [`replica ${each.id}`, each.state])]);
   if (lastStates) {
     const moves = [...now].filter(([name, value]) => lastStates.get(name) !== value).map(([name, value]) => `${name} is ${value}`);
-    if (moves.length) by("said").textContent = moves.join(", ");
+    if (moves.length) {
+      by("said").textContent = moves.length > SAID_MAX ? `${count(moves.length, "change")} of levers and replicas` : moves.join(", ");
+      rollouts.refresh();
+      happened.refresh();
+    }
   }
   lastStates = now;
 }
@@ -95,45 +109,7 @@ function toggleChain(lever) {
   place.hidden = !place.hidden;
   by(`chain-button-${lever}`).setAttribute("aria-expanded", String(!place.hidden));
   if (place.hidden) return;
-  if (!place.childElementCount) place.append(h("p", { class: "empty" }, "Reading the ledger."));
-  loadChain(lever);
-}
-
-/** Read the open chains of levers again whose record grew, but not more often than a person can read. */
-function refreshChains(state) {
-  for (const place of document.querySelectorAll(".chain:not([hidden])")) {
-    const lever = state.levers.find((each) => place.id === `chain-${each.name}`);
-    const about = JSON.stringify(lever ?? null);
-    const before = loaded.get(place.id);
-    if (!before || before.about === about || Date.now() - before.at < CHAIN_MS_MIN) continue;
-    before.about = about;
-    loadChain(lever.name);
-  }
-}
-
-async function loadChain(lever) {
-  const id = `chain-${lever}`;
-  const before = loaded.get(id) ?? { about: null, text: "" };
-  loaded.set(id, { ...before, at: Date.now() });
-  try {
-    const response = await fetch(`/page/chain/${encodeURIComponent(lever)}`, { headers: headers() });
-    const body = await response.json();
-    if (!response.ok) throw new Error(body.error?.message ?? `status ${response.status}`);
-    const text = JSON.stringify(body);
-    if (text === before.text) return;
-    loaded.get(id).text = text;
-    by(id)?.replaceChildren(told(body));
-  } catch (error) {
-    loaded.delete(id);
-    by(id)?.replaceChildren(h("p", { class: "notice" }, `The chain cannot be read: ${error.message}`));
-  }
-}
-
-function told(steps) {
-  return h("div", {}, h("p", { class: "basis" }, `${count(steps.length, "step")}, oldest first`), h("ol", {}, steps.map((step) => {
-    const [first, ...more] = step.split("\n");
-    return h("li", {}, first, more.length ? h("ul", {}, more.map((line) => h("li", {}, line.trim()))) : null);
-  })));
+  loadChain(place, lever, get);
 }
 
 async function follow(onState) {
@@ -201,4 +177,6 @@ function askToken() {
   }, { once: true }));
 }
 
+const rollouts = rolloutList(get);
+const happened = happenedList(get);
 run();

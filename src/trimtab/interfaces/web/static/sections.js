@@ -2,10 +2,10 @@
 
 import { h, s, table, words, unknown, number, share, ms, count, duration, ago, isKnown, UNKNOWN } from "./dom.js";
 import { leverActions, freezeAction } from "./actions.js";
-import { stackedBar, meter, latencyPlot, countPlot } from "./plots.js";
+import { stackedBar, meter } from "./plots.js";
+import { chart, clock } from "./charts.js";
 
 const BINDS_AT = 0.95;
-const SLOTS_MIN = 20;
 const RUNNING = new Set(["canary", "ramping", "proving"]);
 
 const SHAPES = {
@@ -32,7 +32,7 @@ export function runFacts({ run }) {
 
 export function fleet({ fleet: replicas }) {
   if (!replicas.length) return [h("p", { class: "empty" }, "No replicas.")];
-  const heads = [["replica"], ["state"], ["role"], ["revision"], ["speculation"], ["running", "num"], ["waiting", "num"], ["tokens outstanding", "num wide-cell"]];
+  const heads = [["replica"], ["state"], ["role"], ["revision"], ["speculation"], ["running", "num"], ["waiting", "num"], ["tokens outstanding", "num wide-cell"], ["cache", "num wide-cell"]];
   const rows = replicas.map((replica) => {
     const prefill = replica.prefill_tokens_outstanding, decode = replica.decode_tokens_outstanding;
     const why = [replica.reason, replica.crashes ? count(replica.crashes, "crash").replace("crashs", "crashes") : ""].filter(Boolean).join("; ");
@@ -45,10 +45,18 @@ export function fleet({ fleet: replicas }) {
       isKnown(replica.running) ? `${replica.running} of ${count(replica.slots, "slot")}` : unknown(),
       isKnown(replica.waiting) ? String(replica.waiting) : unknown(),
       isKnown(prefill) ? [number(prefill + decode), h("small", {}, ` ${number(prefill)} prefill, ${number(decode)} decode`)] : unknown(),
+      cacheWords(replica),
     ];
   });
   return [table("Replicas as the gateway counts them at this moment", heads, rows),
-    h("p", { class: "basis" }, "Counted by the gateway at this moment; waiting is before the first token, output still expected is an estimate.")];
+    h("p", { class: "basis" }, "Counted by the gateway at this moment; waiting is before the first token, output still expected is an estimate. Reused is what engines reported.")];
+}
+
+function cacheWords({ reused, kv_used_share: used }) {
+  const kv = isKnown(used) ? h("small", {}, ` KV ${share(used)} in use`) : null;
+  return isKnown(reused.share)
+    ? [`${share(reused.share)} reused`, h("small", {}, ` of prompt tokens, n=${reused.n} over ${duration(reused.window_s)}`), kv]
+    : [unknown(), kv];
 }
 
 export function traffic({ traffic: plan }, ask) {
@@ -155,18 +163,18 @@ function proposed(lever, onChain, ask) {
     definitions([["premise", lever.premise || unknown()], ["last move", lever.reason || unknown("it did not move yet")],
       ...listed("kept for", lever.kept), ...listed("refused for", Object.entries(lever.refused).map(([cut, why]) => `${cut} (${why})`)),
       ...listed("held off by", lever.held_off_by),
-      ["back by", lever.reverse || unknown()],
+      ...listed("switched off by", lever.switches_off), ["back by", lever.reverse || unknown()], ...listed("owner", [lever.owner].filter(Boolean)),
       ["effect", lever.effects.length ? h("ul", { class: "plain" }, lever.effects.map((effect) => h("li", {}, effectWords(effect)))) : unknown("not measured")]]),
     budgetCourse(lever), grid(lever), gates(lever));
 }
 
-/** The four budgets as they were before the lever, as they were predicted with it, and as they are after it. */
+/** The four budgets as they were before the lever, as predicted with it, as they were after it, and in the latest diagnosis. */
 function budgetCourse(lever) {
   if (!lever.budgets.length) return null;
   const cell = (used) => (isKnown(used) ? [meter("", used, BINDS_AT), share(used)] : unknown());
-  return h("details", { id: `budgets-${lever.name}` }, h("summary", {}, "Budgets before, predicted, after"),
-    table(`Used shares of the budgets around ${lever.name}`, [["budget"], ["before"], ["predicted"], ["after"]],
-      lever.budgets.map((each) => [each.budget, cell(each.before), cell(each.predicted), cell(each.after)])));
+  return h("details", { id: `budgets-${lever.name}` }, h("summary", {}, "Budgets before, predicted, after, now"),
+    table(`Used shares of the budgets around ${lever.name}`, [["budget"], ["before"], ["predicted"], ["after"], ["now"]],
+      lever.budgets.map((each) => [each.budget, cell(each.before), cell(each.predicted), cell(each.after), cell(each.now)])));
 }
 
 /** Gates as a grid: a row per cut, a column per metric; in a cell the worst of its verdicts with its value. */
@@ -185,6 +193,12 @@ function grid(lever) {
     table(`Worst verdict of ${lever.name} by cut and metric`, [["cut"], ...metrics.map((metric) => [words(metric)])], rows));
 }
 
+/** How many rollouts there are, by state. */
+export function countWords(counts) {
+  const total = Object.values(counts).reduce((sum, n) => sum + n, 0);
+  return total ? `${count(total, "rollout")}: ${Object.entries(counts).map(([name, n]) => `${n.toLocaleString("en")} ${words(name)}`).join(", ")}` : "No rollout yet";
+}
+
 export function levers({ levers: all }, onChain, ask) {
   const known = all.filter((lever) => lever.state);
   const others = all.filter((lever) => !lever.state);
@@ -198,19 +212,51 @@ export function levers({ levers: all }, onChain, ask) {
 
 const quantiles = (latency) => (latency.n ? [`${ms(latency.p50)} / ${ms(latency.p95)}`, h("small", {}, ` n=${latency.n}`)] : unknown());
 
-export function requests({ requests: seen }) {
+export function requests({ requests: seen, at_s: at }) {
   const heads = [["window"], ["requests", "num"], ["ended well", "num"], ["ended otherwise"], ["TTFT p50 / p95", "num"], ["TPOT p50 / p95", "num"]];
   const rows = seen.windows.map((window) => [
     `last ${duration(window.window_s)}`, [String(window.n), window.complete ? null : h("small", {}, " older ones were dropped")],
     String(window.ok), list(Object.entries(window.ended).map(([why, n]) => `${n} ${words(why)}`)), quantiles(window.ttft_ms), quantiles(window.tpot_ms),
   ]);
-  const slots = Math.max(SLOTS_MIN, seen.bins.length);
-  const bins = [...Array(slots - seen.bins.length).fill(null), ...seen.bins];
-  const span = `${duration(slots * seen.bin_s)} ago`;
-  return [table("Requests that finished in the last minutes", heads, rows),
-    h("div", { class: "plots" }, countPlot(`Requests per ${duration(seen.bin_s)}`, bins, span),
-      latencyPlot("TTFT", "ms", bins, "ttft_ms", span), latencyPlot("TPOT", "ms", bins, "tpot_ms", span)),
+  return [table("Requests that finished in the last minutes", heads, rows), h("div", { class: "plots" }, plots(at, seen)), figures(at, seen),
     h("p", { class: "basis" }, `Requests that finished; bins of ${duration(seen.bin_s)}, the last one is not over. TTFT is of streams only.`)];
+}
+
+const PHASES = ["queue", "prefill", "transfer", "decode"];
+
+function plots(at, { bins, bin_s: width }) {
+  const times = bins.map((bin) => at - bin.ago_s);
+  const sum = (of) => bins.reduce((total, bin) => total + of(bin), 0);
+  const highest = (of) => bins.reduce((top, bin) => Math.max(top, of(bin) ?? 0), 0);
+  const n = sum((bin) => bin.n), phases = sum((bin) => bin.phases_ms.n);
+  const last = bins.findLast((bin) => bin.phases_ms.n);
+  const latency = (name, title) => {
+    const known = sum((bin) => bin[name].n);
+    return chart(`plot-${name}`, {
+      title, note: `ms, n=${known}`, unit: "ms", times, said: `highest p95 ${ms(highest((bin) => bin[name].p95) || null)}, n=${known}`,
+      series: [{ label: "p50", ink: "accent", values: bins.map((bin) => bin[name].p50) }, { label: "p95", ink: "warm", dash: [6, 4], values: bins.map((bin) => bin[name].p95) }],
+    });
+  };
+  return [
+    chart("plot-phases", {
+      title: "Time of a request by phase", note: `mean ms, n=${phases}`, unit: "ms", times, stacked: true,
+      said: `mean of the last bin with requests: ${PHASES.map((name) => `${name} ${ms(last?.phases_ms[name])}`).join(", ")}, n=${phases}`,
+      series: PHASES.map((name) => ({ label: name, ink: name, fill: true, values: bins.map((bin) => bin.phases_ms[name]) })),
+    }),
+    latency("ttft_ms", "TTFT"), latency("tpot_ms", "TPOT"),
+    chart("plot-count", {
+      title: `Requests per ${duration(width)}`, note: `n=${n}`, unit: "", times, said: `at most ${highest((bin) => bin.n)} in a bin, n=${n}`,
+      series: [{ label: "requests", ink: "accent", fill: true, bars: true, values: n ? bins.map((bin) => bin.n) : bins.map(() => null) }],
+    }),
+  ];
+}
+
+/** The figures of the plots, for whoever reads without seeing them. */
+function figures(at, { bins }) {
+  const heads = [["from"], ["requests", "num"], ["TTFT p50 / p95", "num"], ["TPOT p50 / p95", "num"], ...PHASES.map((name) => [`${name} ms`, "num"])];
+  const rows = bins.map((bin) => [clock(at - bin.ago_s), String(bin.n), quantiles(bin.ttft_ms), quantiles(bin.tpot_ms),
+    ...PHASES.map((name) => (isKnown(bin.phases_ms[name]) ? number(bin.phases_ms[name]) : unknown()))]);
+  return h("details", { id: "figures" }, h("summary", {}, "Figures of these plots"), table("Figures of the plots by bin", heads, rows));
 }
 
 export function ledger({ ledger: file }) {

@@ -1,0 +1,136 @@
+"""What is kept of an adopted lever while its triggers watch it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
+from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
+from trimtab.core.record import RequestRecord
+from trimtab.rollout.aftermath import (
+    UNDO_REST_S,
+    UNDOABLE,
+    WATCH_S,
+    Before,
+    Harm,
+    before_action,
+    harm_of,
+)
+from trimtab.rollout.triggers import Action, TriggerWatch, undone
+
+PERSON = "a person"
+"""What holds a lever off that somebody switched off: no trigger lets it come back."""
+
+
+class Acted(msgspec.Struct, kw_only=True):
+    """A trigger's action under watch: what was before it, and since when its effect shows (None: not yet)."""
+
+    before: Before
+    action: TriggerAction
+    since_s: float | None = None
+
+
+class Adopted(msgspec.Struct, kw_only=True):
+    """An adopted lever under watch."""
+
+    record: LeverRecord
+    policy: str | None
+    cuts: tuple[Cut, ...]
+    cause_id: str
+    watches: list[TriggerWatch]
+    baseline_tpot_ms: dict[str, float]
+    off_by: set[str] = set()
+    is_moving: bool = False
+    cuts_off: frozenset[Cut] = frozenset()
+    acted: Acted | None = None
+    without: tuple[Cut, ...] = ()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether any trigger holds the lever off; it comes back when the last of them lets go."""
+        return bool(self.off_by)
+
+    @property
+    def cuts_on(self) -> tuple[Cut, ...]:
+        """The cuts that no trigger took out."""
+        return tuple(cut for cut in self.cuts if cut not in self.cuts_off)
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trigger asked for, in words, and the event that holds it."""
+
+    trigger: str
+    what: str
+    cause_id: str
+
+
+def note_action(
+    lever: Adopted,
+    spec: TriggerSpec,
+    records: Sequence[RequestRecord],
+    now_wall_s: float,
+    *,
+    fired: bool,
+) -> None:
+    """Keep what was before an action that may do harm itself; a trigger that lets go ends the watch."""
+    lever.acted = None
+    if not fired or spec.signal not in UNDOABLE:
+        return
+    recent = [one for one in records if one.finished_at_s >= now_wall_s - WATCH_S]
+    cut = spec.cut if spec.action is TriggerAction.DISABLE_CUT else None
+    lever.acted = Acted(before=before_action(spec.name, cut, recent), action=spec.action)
+
+
+def harm_since(lever: Adopted, records: Sequence[RequestRecord], now_wall_s: float) -> Harm | None:
+    """Return the harm that the last action did, None if none is shown; the watch begins once the lever has moved."""
+    acted = lever.acted
+    if acted is None:
+        return None
+    if acted.since_s is None:
+        acted.since_s = now_wall_s
+    if now_wall_s - acted.since_s > WATCH_S:
+        lever.acted = None
+        return None
+    since_s = acted.since_s
+    return harm_of(acted.before, [one for one in records if one.arrived_at_s >= since_s])
+
+
+def rested(lever: Adopted, now_s: float) -> TriggerSpec:
+    """Let the trigger whose action is undone rest, and return it; it was under watch."""
+    assert lever.acted is not None, "only an action under watch is undone"
+    name = lever.acted.before.trigger
+    lever.acted = None
+    at = next(n for n, each in enumerate(lever.watches) if each.spec.name == name)
+    lever.watches[at] = undone(lever.watches[at], now_s, UNDO_REST_S)
+    return lever.watches[at].spec
+
+
+def action_undone(spec: TriggerSpec, harm: Harm) -> Action:
+    """Return what undoing an action is for the record: the trigger lets go, because of the requests since."""
+    return Action(
+        fired=False,
+        action=spec.action,
+        value=float(harm.worse),
+        samples=harm.n,
+        reason=harm.reason,
+    )
+
+
+def own_cut(lever: Adopted, spec: TriggerSpec) -> frozenset[Cut]:
+    """Return the cut that a trigger takes out: one of the lever's; of a lever for all traffic one that can be told."""
+    cut = spec.cut
+    if cut is None:
+        return frozenset()
+    mine = cut in lever.cuts if lever.cuts else cut.dimension in KNOWN_BEFORE_SERVING
+    return frozenset({cut}) if mine else frozenset()
+
+
+def hold_off(lever: Adopted, trigger: str, now_s: float) -> None:
+    """Let the trigger that let go hold the lever off again, so that its return is tried anew after the lockout."""
+    lever.off_by.add(trigger)
+    lever.watches = [
+        msgspec.structs.replace(each, is_off=True, moved_at_s=now_s)
+        if each.spec.name == trigger
+        else each
+        for each in lever.watches
+    ]

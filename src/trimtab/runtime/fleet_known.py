@@ -1,0 +1,39 @@
+"""What a fleet adds to a lever record that a person wrote: what it cannot read, what it costs, where models lie."""
+
+from typing import Final
+
+from trimtab.core.cuts import hidden
+from trimtab.core.gate import Metric
+from trimtab.core.lever import LeverRecordError
+from trimtab.core.ports import LaunchError
+from trimtab.core.revision import Model
+from trimtab.rollout.short_record import Known
+from trimtab.runtime.model import find_model
+from trimtab.runtime.supervisor import System
+
+NOT_OURS: Final = "the servers are somebody else's, and their processes cannot be read"
+
+
+def known_of(system: System) -> Known:
+    """Return what this fleet knows; `Known.find_model` reads a whole file, so it is not for the event loop."""
+    levers = system.config.levers
+    pairs = {
+        (technique, cut): why
+        for (technique, _, cut), why in (
+            (pair.partition("+"), why) for pair, why in levers.not_combinable.items()
+        )
+    }
+    return Known(
+        absent={Metric.MEMORY_BYTES: NOT_OURS} if system.attached is not None else {},
+        price_per_replica_hour=levers.price_per_replica_hour,
+        not_combinable=pairs,
+        find_model=_find_model,
+        hide=lambda cut: hidden(cut, system.secret.digest),
+    )
+
+
+def _find_model(path: str) -> Model:
+    try:
+        return find_model(path)
+    except LaunchError as error:
+        raise LeverRecordError(f"$.revision.model: {error}") from error
