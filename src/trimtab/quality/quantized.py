@@ -19,6 +19,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     spread_max: dict[str, float]
     free_prompts: int
     eval_items: int
+    eval_items_total: int
     rounds: int
     concurrencies: tuple[int, ...]
 

@@ -17,13 +17,14 @@ GARBAGE_NATS = 2.0
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung's measurements. `kv_bytes_per_value`: of its KV type; `signs`: early signs, never gates."""
+    """One rung's measurements. `evals`: names of required gates; `kv_bytes_per_value`: of its KV type; `signs`: no gates."""
 
     rung: Rung
     header: GGUFHeader
     file_bytes: int
     kv_bytes_per_value: float
     kinds: tuple[str, ...]
+    evals: tuple[str, ...] = ()
     quality: dict[str, PairedResult] = {}
     speed: Speed | None = None
     resident_bytes: int | None = None
@@ -31,8 +32,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_of(measured: Measured) -> RungResult:
-    """Join the gates of a rung: those on each kind of text are required, all others can only veto."""
-    required = [loss_gate(kind) for kind in measured.kinds]
+    """Join the gates of a rung: each kind of text and of eval is required, all other gates can only veto.
+
+    So a rung whose benchmark is inconclusive is held.
+    """
+    required = [*(loss_gate(kind) for kind in measured.kinds), *measured.evals]
     verdict, because = verdict_of(measured.quality, required=required)
     if measured.rung.shipped:
         verdict, because = Verdict.HOLD, EXACT

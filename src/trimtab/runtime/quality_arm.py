@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from trimtab.core.ports import EngineFormatError
+from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.engines.llamacpp_score import (
     COMPLETION_PATH,
     TOKENIZE_PATH,
@@ -20,7 +21,10 @@ from trimtab.engines.llamacpp_score import (
     read_tokens,
     tokenize_body,
 )
+from trimtab.engines.openai import CHAT_PATH
+from trimtab.quality.evals import EvalItem
 from trimtab.quality.loss import TextScore
+from trimtab.workloads.base import COMPLETIONS_ENDPOINT
 
 T = TypeVar("T")
 
@@ -87,6 +91,18 @@ class QualityArm:
         """Let the arm continue `before` by itself; raises `ArmError`."""
         body = generate_body(before, tokens, temperature=temperature, seed=seed, slot=self._slot)
         return self._read(await self._post(COMPLETION_PATH, body), read_generated)
+
+    async def answer(self, item: EvalItem) -> str:
+        """Return the greedy answer to an eval's prompt, over the path that serves users; raises `ArmError`."""
+        body: dict[str, object] = {"max_tokens": item.max_tokens, "temperature": 0.0}
+        if item.prompt is None:
+            body["messages"] = msgspec.to_builtins(item.messages)
+            path = CHAT_PATH
+        else:
+            body["prompt"] = item.prompt
+            path = COMPLETIONS_ENDPOINT
+        data = await self._post(path, msgspec.json.encode(body))
+        return self._read(data, LlamaCppFormat().read_response).text
 
     async def _post(self, path: str, body: bytes) -> bytes:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)

@@ -37,6 +37,7 @@ from trimtab.runtime.gguf_codec import convert
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
 from trimtab.runtime.quality_arm import QualityArm
+from trimtab.runtime.quality_evals import EvalSet, answered, check_schemas, eval_gate, eval_gates
 from trimtab.runtime.quality_texts import QualityText
 from trimtab.runtime.quantize_original import (
     Original,
@@ -71,6 +72,8 @@ class QuantizeAsk(msgspec.Struct, frozen=True, kw_only=True):
     margin_nats: float = 0.02
     kv_binds: bool = False
     free_prompts: int = 12
+    evals: EvalSet = EvalSet(items=(), total=0)
+    eval_margin: float = 0.02
     only: tuple[str, ...] = ()
     sensitivity: bool = True
     confirm: bool = True
@@ -90,6 +93,7 @@ class Quantizer:
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
         began_s = self._clock.mono_s()
+        check_schemas(self._ask.evals)
         source = find_model(self._ask.model)
         header = check_model(source.path)
         shipped = shipped_kind(header)
@@ -187,6 +191,7 @@ class _Walk:
         self._say("letting the original write", 0.1)
         writings = await pair.written(arm, beginnings, FREE_TOKENS, seed=1)
         own = await pair.judged(arm, beginnings, writings)
+        right = await answered(arm, self._ask.evals)
         return Original(
             model,
             arm,
@@ -195,6 +200,7 @@ class _Walk:
             beginnings,
             writings,
             own,
+            right,
         )
 
     def _plan(self, original: Original) -> Plan:
@@ -212,7 +218,8 @@ class _Walk:
                 for kind, count in blocks.items()
             },
             free_prompts=len(original.beginnings),
-            eval_items=0,
+            eval_items=len(self._ask.evals.items),
+            eval_items_total=self._ask.evals.total,
             rounds=self._ask.rounds,
             concurrencies=self._ask.concurrencies,
         )
@@ -283,6 +290,7 @@ class _Walk:
             file_bytes=_size(path),
             kv_bytes_per_value=KV_BYTES[rung.kv_type],
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
+            evals=tuple(eval_gate(kind) for kind in self._ask.evals.kinds),
         )
         async with self._started(find_model(str(path)), rung.kv_type) as arm:
             scores: list[TextScore] = []
@@ -295,6 +303,7 @@ class _Walk:
             )
             writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
             own = await pair.judged(original.arm, original.beginnings, writings)
+            right = await answered(arm, self._ask.evals)
             speed = await pair.speed_of(
                 original.arm.url,
                 arm.url,
@@ -305,7 +314,11 @@ class _Walk:
         return result_of(
             msgspec.structs.replace(
                 measured,
-                quality=gates | pair.free_gates(original.own, own),
+                quality={
+                    **gates,
+                    **pair.free_gates(original.own, own),
+                    **eval_gates(self._ask.evals, original.right, right, self._ask.eval_margin),
+                },
                 speed=speed,
                 resident_bytes=resident,
                 signs=pair.signs_of(original.writings, writings),

@@ -30,6 +30,7 @@ class Original(NamedTuple):
     beginnings: tuple[Window, ...]
     writings: tuple[Writing, ...]
     own: tuple[TextScore, ...]
+    right: tuple[bool, ...]
 
 
 def shipped_kind(header: GGUFHeader) -> str | None:
