@@ -86,7 +86,8 @@ def plan_words(found: Quantized) -> tuple[str, ...]:
     )
     return (
         texts,
-        f"{plan.free_prompts} beginnings continued by each arm, {plan.eval_items} of {plan.eval_items_total} eval items",
+        f"{plan.free_prompts} beginnings continued by each arm; "
+        f"{plan.eval_items} of {plan.eval_items_total} eval items",
         f"speed in {plan.rounds} rounds, original and rung in turn, at 1 and {plan.concurrencies} streams",
     )
 

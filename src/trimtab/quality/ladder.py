@@ -141,12 +141,16 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RungResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung as measured. `kinds`: verdict by kind of text or eval; `effective`: types read back from the file."""
+    """One rung as measured. `kinds`: verdict by kind of text; `elsewhere`: of all gates that are of no kind.
+
+    `effective`: types read back from the file, by group.
+    """
 
     rung: Rung
     verdict: Verdict
     because: str
     kinds: dict[str, Verdict]
+    elsewhere: Verdict
     quality: dict[str, PairedResult]
     speed: Speed | None
     effective: dict[str, dict[str, int]]
@@ -217,11 +221,11 @@ def _can_be_chosen(one: RungResult, kv_binds: bool) -> bool:
         return False
     if one.rung.kv_type != ORIGINAL_KV and not kv_binds:
         return False
-    passed = [verdict for verdict in one.kinds.values() if verdict is Verdict.PASS]
-    others = [
-        verdict for verdict in one.kinds.values() if verdict not in (Verdict.PASS, Verdict.FAIL)
-    ]
-    return one.verdict is Verdict.PASS or (bool(passed) and not others)
+    if one.verdict is Verdict.PASS:
+        return True
+    # What harms one kind of traffic may serve the others, if nothing else speaks against it.
+    told = set(one.kinds.values())
+    return one.elsewhere is Verdict.PASS and told == {Verdict.PASS, Verdict.FAIL}
 
 
 def _is_better(one: RungResult, best: RungResult | None) -> bool:

@@ -17,7 +17,7 @@ GARBAGE_NATS = 2.0
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung's measurements. `evals`: names of required gates; `kv_bytes_per_value`: of its KV type; `signs`: no gates."""
+    """One rung's measurements. `evals`: names of required gates; `kv_bytes_per_value`: of its KV type."""
 
     rung: Rung
     header: GGUFHeader
@@ -47,6 +47,7 @@ def result_of(measured: Measured) -> RungResult:
         verdict=verdict,
         because=because,
         kinds={kind: _of_kind(measured.quality, kind) for kind in measured.kinds},
+        elsewhere=_elsewhere(measured),
         quality=measured.quality,
         speed=measured.speed,
         effective={group.value: counts for group, counts in groups.items()},
@@ -83,12 +84,28 @@ def loss_gate(kind: str) -> str:
 
 
 def _of_kind(gates: dict[str, PairedResult], kind: str) -> Verdict:
-    mine = {
-        name: one
-        for name, one in gates.items()
-        if name == loss_gate(kind) or name.startswith(f"{loss_gate(kind)} ")
-    }
+    mine = {name: one for name, one in gates.items() if _is_of(name, kind)}
     return verdict_of(mine, required=[loss_gate(kind)])[0]
+
+
+def _elsewhere(measured: Measured) -> Verdict:
+    """Join the gates that are of no kind of text: a fail vetoes, a required one must pass."""
+    others = {
+        name: one
+        for name, one in measured.quality.items()
+        if not any(_is_of(name, kind) for kind in measured.kinds)
+    }
+    verdicts = {one.verdict for one in others.values()}
+    for wanted in (Verdict.ERROR, Verdict.FAIL):
+        if wanted in verdicts:
+            return wanted
+    missing = [name for name in measured.evals if name not in others]
+    held = any(others[name].verdict is Verdict.HOLD for name in measured.evals if name in others)
+    return Verdict.HOLD if missing or held else Verdict.PASS
+
+
+def _is_of(name: str, kind: str) -> bool:
+    return name == loss_gate(kind) or name.startswith(f"{loss_gate(kind)} ")
 
 
 def original_note(shipped: str | None) -> str:
