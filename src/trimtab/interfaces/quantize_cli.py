@@ -1,6 +1,7 @@
 """`trimtab quantize`: the ladder of precisions of a model, measured on live arms, and the rung to take."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -9,8 +10,10 @@ from rich.console import Console
 from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_view import lever_record, show
+from trimtab.interfaces.quantize_lever import lever_record
+from trimtab.interfaces.quantize_view import show
 from trimtab.interfaces.tune_console import TuneConsole
+from trimtab.quality.ladder import ORIGINAL_KV
 from trimtab.quality.quantized import Quantized
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_evals import read_evals
@@ -87,23 +90,7 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @friendly
-def quantize_command(
-    model: str,
-    texts: tuple[tuple[str, Path], ...],
-    positions: int,
-    margin: float,
-    evals: tuple[Path, ...],
-    eval_margin: float,
-    eval_items: int,
-    rounds: int,
-    kv_types: tuple[str, ...],
-    kv_binds: bool,
-    only: tuple[str, ...],
-    no_sensitivity: bool,
-    no_confirm: bool,
-    report: Path,
-    as_json: bool,
-) -> None:
+def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     """Find the precision of MODEL (a GGUF file; default: the packaged one) that costs no quality beyond noise.
 
     The ladder is walked from the original down, one stage at a time. Every rung runs beside the original on this
@@ -119,21 +106,7 @@ def quantize_command(
 
     Exit codes: 0 a rung is better, 1 an error, 2 usage, 4 the original stays.
     """
-    ask = QuantizeAsk(
-        model=model,
-        folder=report,
-        texts=named_texts(texts) if texts else standard_texts(TEXTS_EACH),
-        positions=positions,
-        kv_types=tuple(dict.fromkeys(("f16", *kv_types))),
-        rounds=rounds,
-        evals=read_evals(evals, items_max=eval_items),
-        eval_margin=eval_margin,
-        margin_nats=margin,
-        kv_binds=kv_binds,
-        only=only,
-        sensitivity=not no_sensitivity,
-        confirm=not no_confirm,
-    )
+    ask = _ask_of(report, **asked)
     clock = SystemClock()
     console = TuneConsole(Console(stderr=True), clock.mono_s)
     console.stage("quantize", "the original, then one rung after the other", 1200.0)
@@ -152,6 +125,41 @@ def quantize_command(
             click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
     if found.artifact is None:
         raise SystemExit(4)
+
+
+def _ask_of(
+    report: Path,
+    *,
+    model: str,
+    texts: tuple[tuple[str, Path], ...],
+    positions: int,
+    margin: float,
+    evals: tuple[Path, ...],
+    eval_margin: float,
+    eval_items: int,
+    rounds: int,
+    kv_types: tuple[str, ...],
+    kv_binds: bool,
+    only: tuple[str, ...],
+    no_sensitivity: bool,
+    no_confirm: bool,
+) -> QuantizeAsk:
+    """Read the files that the options name; raises `TextError`."""
+    return QuantizeAsk(
+        model=model,
+        folder=report,
+        texts=named_texts(texts) if texts else standard_texts(TEXTS_EACH),
+        positions=positions,
+        kv_types=tuple(dict.fromkeys((ORIGINAL_KV, *kv_types))),
+        rounds=rounds,
+        evals=read_evals(evals, items_max=eval_items),
+        eval_margin=eval_margin,
+        margin_nats=margin,
+        kv_binds=kv_binds,
+        only=only,
+        sensitivity=not no_sensitivity,
+        confirm=not no_confirm,
+    )
 
 
 def _write(found: Quantized, report: Path) -> Quantized:

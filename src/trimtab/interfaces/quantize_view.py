@@ -1,8 +1,5 @@
-"""What a walk over the precisions found: as a table for a terminal, as words, and as a lever record to propose."""
+"""What a walk over the precisions found: as a table for a terminal and as words."""
 
-import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -50,7 +47,7 @@ def _row(one: RungResult, found: Quantized) -> tuple[str, ...]:
         f"{one.file_bytes / 1e6:,.0f}",
         "unknown" if one.resident_bytes is None else f"{one.resident_bytes / 1e6:,.0f}",
         "unknown" if one.kv_bytes_per_token is None else f"{one.kv_bytes_per_token:,.0f}",
-        "; ".join(_harm_words(one, kind) for kind in one.kinds),
+        "; ".join(harm_words(one, kind) for kind in one.kinds),
         ratio_words(speed.ttft_ms if speed else None),
         ratio_words(speed.tpot_ms if speed else None),
         ratio_words(speed.tokens_per_s[most] if speed and most else None),
@@ -58,7 +55,8 @@ def _row(one: RungResult, found: Quantized) -> tuple[str, ...]:
     )
 
 
-def _harm_words(one: RungResult, kind: str) -> str:
+def harm_words(one: RungResult, kind: str) -> str:
+    """Say by how much a rung is worse on one kind of text."""
     gate = one.quality.get(loss_gate(kind))
     if gate is None or gate.harm is None or gate.interval is None:
         return f"{kind} unknown"
@@ -123,79 +121,3 @@ def kept_words(found: Quantized) -> tuple[str, ...]:
         more = f" and {len(outliers) - 6} more" if len(outliers) > 6 else ""
         lines.append(f"heavy in outliers, kept high where their group is lowered: {names}{more}")
     return tuple(lines)
-
-
-def lever_record(found: Quantized) -> str | None:
-    """Return the lever record that puts the chosen rung on a slice; None where the original is the answer."""
-    chosen = next(one for one in found.results if one.rung.label == found.choice.rung)
-    speed = chosen.speed
-    if found.artifact is None or speed is None or speed.tpot_ms.interval is None:
-        return None
-    name = re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-")
-    tpot = speed.tpot_ms
-    bounds = tpot.interval
-    assert bounds is not None
-    saved = 1.0 - chosen.file_bytes / max(one.file_bytes for one in found.results)
-    refused = ", ".join(found.choice.refused_for)
-    condition = f"all traffic but {refused}" if refused else "all traffic"
-    slices = [f"label={kind}" for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
-    chosen_slice = f"slice = {_list(slices)}\n" if refused else ""
-    kv = f'kv_type = "{chosen.rung.kv_type}"\n' if chosen.rung.kv_type != "f16" else ""
-    return f"""# Written by `trimtab quantize`; {chosen.because}
-name = "precision-{name}"
-technique = "quantization"
-owner = "unnamed"
-premise = "decode is bound by memory bandwidth, or memory capacity binds; TPOT {tpot.ratio:.2f} of the original"
-condition = "{condition}"
-failure_modes = [
-    "outputs change in a kind of traffic that was not among the texts it was judged by",
-    "rounding errors build up in answers longer than those that were measured",
-]
-quality_gate = "paired log loss within {found.plan.margin_nats:g} nats a token ({", ".join(chosen.kinds)})"
-expires_after = "30d"
-{chosen_slice}
-[revision]
-model = "{Path(found.artifact).resolve()}"
-{kv}
-[bottleneck]
-phase = "decode"
-resource = "memory_bandwidth"
-diagnosis = "say here which diagnosis found decode bound by memory bandwidth (trimtab diagnose)"
-
-[[moves]]
-budget = "memory"
-spends = false
-delta_share = {-saved:.3f}
-because = "the file has {chosen.bits_per_weight:.1f} bits a weight"
-
-[[moves]]
-budget = "quality"
-spends = true
-because = "{_harm_line(chosen)}"
-
-[expected.tpot_ms]
-ratio = {tpot.ratio:.3f}
-low = {bounds.low:.3f}
-high = {bounds.high:.3f}
-because = "measured beside the original in {tpot.n} rounds"
-
-[[triggers]]
-signal = "effective_mismatch"
-off_at = 0.5
-off_when_above = true
-because = "the replica runs other weights or another KV precision than those that were judged"
-
-[[triggers]]
-signal = "net_tpot_ratio"
-off_at = 1.05
-off_when_above = true
-because = "the gain that pays for the quality at risk is gone"
-"""
-
-
-def _harm_line(chosen: RungResult) -> str:
-    return "; ".join(_harm_words(chosen, kind) for kind in chosen.kinds)
-
-
-def _list(words: Sequence[str]) -> str:
-    return "[" + ", ".join(f'"{word}"' for word in words) + "]"

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from trimtab.engines.gguf import GGUFHeader, read_header
+from trimtab.engines.gguf import GGUFHeader, Tensor, read_header
 from trimtab.engines.gguf_rewrite import decoded
 from trimtab.engines.gguf_tensors import LINEAR, Group, TensorKind, place_of
 from trimtab.quality.loss import TextScore, blocks_of
@@ -74,31 +74,31 @@ async def sensitivity_of(
 
 def spreads_of(source: Path) -> tuple[TensorSpread, ...]:
     """Read how the values of every linear tensor spread; raises `GGUFError`."""
-    codec, found = GGUFCodec(), []
+    codec = GGUFCodec()
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         view = memoryview(data)
         try:
-            for tensor in read_header(view, file_bytes=len(view)).table:
-                place = place_of(tensor.name)
-                if place.group not in LINEAR:
-                    continue
-                raw = bytes(view[tensor.start : tensor.start + tensor.size])
-                values = decoded(tensor, raw, codec).ravel().astype(np.float64)
-                square = values * values
-                power = float(square.mean()) or 1.0
-                found.append(
-                    TensorSpread(
-                        name=tensor.name,
-                        group=place.group,
-                        layer=place.layer,
-                        values=values.size,
-                        peak=float(np.abs(values).max() / np.sqrt(power)),
-                        kurtosis=float((square * square).mean() / power**2),
-                    )
-                )
+            tensors = read_header(view, file_bytes=len(view)).table
+            linear = [one for one in tensors if place_of(one.name).group in LINEAR]
+            return tuple(_spread(one, view, codec) for one in linear)
         finally:
             view.release()
-    return tuple(found)
+
+
+def _spread(tensor: Tensor, view: memoryview, codec: GGUFCodec) -> TensorSpread:
+    raw = bytes(view[tensor.start : tensor.start + tensor.size])
+    values = decoded(tensor, raw, codec).ravel().astype(np.float64)
+    square = values * values
+    power = float(square.mean()) or 1.0
+    place = place_of(tensor.name)
+    return TensorSpread(
+        name=tensor.name,
+        group=place.group,
+        layer=place.layer,
+        values=values.size,
+        peak=float(np.abs(values).max() / np.sqrt(power)),
+        kurtosis=float((square * square).mean() / power**2),
+    )
 
 
 def _values(header: GGUFHeader, groups: Sequence[Group]) -> dict[Group, int]:
