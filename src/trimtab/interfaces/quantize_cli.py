@@ -60,6 +60,27 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     help="Nats a token that a rung may be worse by; 0.02 is 2% of perplexity.",
 )
 @click.option(
+    "--quality",
+    "evals",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Evals as JSONL (prompts with checks; GSM8K and BLiMP as published); a rung must pass each kind of them.",
+)
+@click.option(
+    "--eval-margin",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.02,
+    show_default=True,
+    help="Share of items that a rung may get wrong more than the original.",
+)
+@click.option(
+    "--eval-items",
+    type=click.IntRange(8, 100_000),
+    default=1000,
+    show_default=True,
+    help="Most items that are asked, drawn by a fixed seed.",
+)
+@click.option(
     "--rounds", type=click.IntRange(2, 100), default=4, show_default=True, help="Of speed."
 )
 @click.option(

@@ -1,4 +1,4 @@
-"""The chosen rung as a lever record to propose: what a measurement knows is filled in, what only a person can is marked."""
+"""The chosen rung as a lever record to propose: what was measured is filled in, what only a person knows is marked."""
 
 import re
 from pathlib import Path
