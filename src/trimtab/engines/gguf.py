@@ -60,6 +60,11 @@ _BLOCKS = {
 Value = int | float | bool | str
 
 
+def block_of(kind: int) -> tuple[int, int] | None:
+    """Return how many values a block of a tensor type holds and how many bytes it takes; None for unknown types."""
+    return _BLOCKS.get(kind)
+
+
 class GGUFError(EngineFormatError):
     """A file that is no GGUF, is corrupt, or was cut off."""
 

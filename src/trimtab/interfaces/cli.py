@@ -26,6 +26,7 @@ from trimtab.interfaces.ledger_cli import ledger  # noqa: E402
 from trimtab.interfaces.load_cli import load  # noqa: E402
 from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
+from trimtab.interfaces.quantize_cli import quantize_command  # noqa: E402
 from trimtab.interfaces.reload_cli import reload_command  # noqa: E402
 from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
 from trimtab.interfaces.rollout_cli import freeze, rollout, unfreeze  # noqa: E402
@@ -52,6 +53,7 @@ def main() -> None:
       trimtab up --attach http://host:8000           the same gateway in front of servers that run already
       trimtab fleet add                              one replica more in a fleet that serves
       trimtab rollout propose lever.toml --start     a lever of your own, on a slice, with gates
+      trimtab quantize --report out/                 the precision that costs no quality beyond noise
       trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
@@ -74,6 +76,7 @@ for command in (
     keys,
     load,
     engine,
+    quantize_command,
     simulate_command,
     calibrate_command,
     replay_command,

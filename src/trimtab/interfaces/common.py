@@ -22,6 +22,8 @@ from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.layout_runs import RunFailedError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.proof import ControlError
+from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.quality_texts import TextError
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.served_sources import SourceError
 from trimtab.runtime.sources import SourcesError
@@ -33,6 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KNOWN = (
+    ArmError,
     ControlError,
     ConfigError,
     LaunchError,
@@ -47,6 +50,7 @@ KNOWN = (
     SourceError,
     SourcesError,
     TenantError,
+    TextError,
     WorkloadError,
     CalibrationError,
 )

@@ -1,4 +1,7 @@
-"""Lower precision of weights, activations or KV: relieves memory, spends quality. Assessed, not moved here."""
+"""Lower precision of weights, activations or KV: relieves memory, spends quality.
+
+Assessed here and never moved by itself: `trimtab quantize` finds the rung and writes the record that a person proposes.
+"""
 
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.lever import (
@@ -59,8 +62,8 @@ class LowerPrecision:
                 reverse_s=10.0,
             ),
             because=(
-                "it can change what users get, and this version has no paired quality test to hold it "
-                "within noise: it is never moved"
+                "it can change what users get, and which texts to judge that by is the operator's choice: "
+                "`trimtab quantize` measures the rungs and writes the record to propose"
             ),
         )
 

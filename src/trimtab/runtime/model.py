@@ -21,7 +21,7 @@ PACKAGED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGED_NAME = "SmolLM2-135M-Instruct"
 PACKAGED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-_KV_BYTES = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_BYTES = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 # The interpreter, the engine's library and its small buffers: seen as 60 to 75 MiB.
 _PROCESS_BYTES = 80 * 1024 * 1024
 
@@ -154,7 +154,7 @@ def memory_need(revision: Revision, header: GGUFHeader) -> MemoryNeed:
     wide = (header.vocabulary or 0) + 8 * (header.number("embedding_length") or 0)
     return MemoryNeed(
         model=header.data_end,
-        kv=round(tokens * values * _KV_BYTES.get(revision.kv_type, 2.0)),
+        kv=round(tokens * values * KV_BYTES.get(revision.kv_type, 2.0)),
         workspace=_PROCESS_BYTES + batch * wide * 4,
         host_cache=revision.host_cache_mib * 2**20,
     )

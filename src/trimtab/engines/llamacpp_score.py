@@ -1,0 +1,111 @@
+"""llama.cpp's own endpoints for scoring: tokens of a text, and the log-probability of a forced next token.
+
+The server has no log-probabilities of a prompt. But a request for one token whose choice is forced by a bias tells the
+raw log-probability of that token, and with the cache on it computes one position: what a text costs under the arm's
+own kernels and KV cache. The sampler chain is temperature alone, so that nothing is cut away before.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from trimtab.core.ports import EngineFormatError
+
+TOKENIZE_PATH: Final = "/tokenize"
+COMPLETION_PATH: Final = "/completion"
+FORCING_BIAS: Final = 1000.0
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Probability(msgspec.Struct):
+    id: int
+    logprob: float
+
+
+class _Scored(msgspec.Struct):
+    completion_probabilities: list[_Probability]
+
+
+class _Generated(msgspec.Struct):
+    content: str
+    tokens: list[int] = []
+    stop_type: str = ""
+    truncated: bool = False
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """What an arm wrote by itself: tokens, their text, and whether it ended by itself."""
+
+    tokens: tuple[int, ...]
+    text: str
+    ended: bool
+
+
+def tokenize_body(text: str) -> bytes:
+    """Ask for the tokens of a text, with what the model begins a text with."""
+    return msgspec.json.encode({"content": text, "add_special": True})
+
+
+def read_tokens(body: bytes) -> tuple[int, ...]:
+    """Return the tokens; raises `EngineFormatError`."""
+    try:
+        return tuple(msgspec.json.decode(body, type=_Tokens).tokens)
+    except msgspec.MsgspecError as error:
+        raise EngineFormatError("the engine's answer holds no tokens") from error
+
+
+def forced_body(before: Sequence[int], token: int, *, slot: int) -> bytes:
+    """Ask for one token after `before`, which must be `token`."""
+    return msgspec.json.encode(
+        {
+            "prompt": list(before),
+            "n_predict": 1,
+            "n_probs": 1,
+            "logit_bias": [[token, FORCING_BIAS]],
+            "cache_prompt": True,
+            "id_slot": slot,
+            "samplers": ["temperature"],
+        }
+    )
+
+
+def read_forced(body: bytes, token: int) -> float:
+    """Return the raw log-probability of the forced token; raises `EngineFormatError` if it was not the one."""
+    try:
+        found = msgspec.json.decode(body, type=_Scored).completion_probabilities
+    except msgspec.MsgspecError as error:
+        raise EngineFormatError("the engine's answer holds no log-probability") from error
+    if len(found) != 1 or found[0].id != token:
+        raise EngineFormatError(f"the engine did not take the token {token} that it was forced to")
+    return found[0].logprob
+
+
+def generate_body(
+    before: Sequence[int], tokens: int, *, temperature: float, seed: int, slot: int
+) -> bytes:
+    """Ask for a continuation of `before`; it may end before `tokens`."""
+    return msgspec.json.encode(
+        {
+            "prompt": list(before),
+            "n_predict": tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "samplers": ["temperature"],
+            "cache_prompt": True,
+            "id_slot": slot,
+            "return_tokens": True,
+        }
+    )
+
+
+def read_generated(body: bytes) -> Generated:
+    """Return what was written; raises `EngineFormatError`."""
+    try:
+        found = msgspec.json.decode(body, type=_Generated)
+    except msgspec.MsgspecError as error:
+        raise EngineFormatError("the engine's answer is no completion") from error
+    return Generated(tuple(found.tokens), found.content, found.stop_type in ("eos", "word"))

@@ -1,0 +1,193 @@
+"""`trimtab quantize`: the ladder of precisions of a model, measured on live arms, and the rung to take."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+from trimtab.interfaces.common import friendly, run_until_told
+from trimtab.interfaces.files import write_whole
+from trimtab.interfaces.quantize_html import page
+from trimtab.interfaces.quantize_lever import lever_record
+from trimtab.interfaces.quantize_view import show
+from trimtab.interfaces.tune_console import TuneConsole
+from trimtab.quality.ladder import ORIGINAL_KV
+from trimtab.quality.quantized import Quantized
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.quality_evals import read_evals
+from trimtab.runtime.quality_texts import named_texts, standard_texts
+from trimtab.runtime.quantize import QuantizeAsk, Quantizer
+
+TEXTS_EACH = 4
+JSON_NAME, PAGE_NAME, LEVER_NAME = "quantized.json", "index.html", "lever.toml"
+
+
+class _NamedText(click.ParamType[tuple[str, Path]]):
+    name = "KIND=FILE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        kind, found, path = str(value).partition("=")
+        if not found or not kind or not path:
+            self.fail(f"{value!r} is not KIND=FILE, such as legal=contracts.txt", param, ctx)
+        return kind, Path(path)
+
+
+@click.command("quantize")
+@click.argument("model", required=False, default="")
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    type=_NamedText(),
+    help="Text to judge by and the kind of traffic it stands for; may be repeated. Default: code and prose of Python.",
+)
+@click.option(
+    "--positions",
+    type=click.IntRange(64, 100_000),
+    default=512,
+    show_default=True,
+    help="Scored token positions of each kind of text.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0.0, 10.0, min_open=True),
+    default=0.02,
+    show_default=True,
+    help="Nats a token that a rung may be worse by; 0.02 is 2% of perplexity.",
+)
+@click.option(
+    "--quality",
+    "evals",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Evals as JSONL (prompts with checks; GSM8K and BLiMP as published); a rung must pass each kind of them.",
+)
+@click.option(
+    "--eval-margin",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.02,
+    show_default=True,
+    help="Share of items that a rung may get wrong more than the original.",
+)
+@click.option(
+    "--eval-items",
+    type=click.IntRange(8, 100_000),
+    default=1000,
+    show_default=True,
+    help="Most items that are asked, drawn by a fixed seed.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(2, 100), default=4, show_default=True, help="Of speed."
+)
+@click.option(
+    "--kv",
+    "kv_types",
+    multiple=True,
+    type=click.Choice(["f16", "q8_0", "q4_0"]),
+    default=("f16", "q8_0"),
+    show_default=True,
+    help="KV precisions to measure; the original's, f16, is always among them.",
+)
+@click.option(
+    "--kv-binds",
+    is_flag=True,
+    help="KV capacity or its transfer binds (trimtab diagnose says so): only then is a KV precision recommended.",
+)
+@click.option("--rung", "only", multiple=True, help="Only rungs of this name; may be repeated.")
+@click.option("--no-sensitivity", is_flag=True, help="Take the usual order of layers unmeasured.")
+@click.option(
+    "--no-confirm", is_flag=True, help="Leave out the second full run of the chosen rung."
+)
+@click.option(
+    "--report",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help=f"Folder for {PAGE_NAME}, {JSON_NAME}, {LEVER_NAME} and the chosen file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@friendly
+def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
+    """Find the precision of MODEL (a GGUF file; default: the packaged one) that costs no quality beyond noise.
+
+    The ladder is walked from the original down, one stage at a time. Every rung runs beside the original on this
+    machine: both are scored on the same texts through the path that serves users, and their speed is measured in turns.
+    The answer is the rung of lowest latency and cost whose difference in quality lies within the margin; it is
+    measured once more, and written as a lever record to propose.
+
+    \b
+    Examples:
+      trimtab quantize --report out/
+      trimtab quantize model-f16.gguf --text code=samples.py --text letters=mail.txt --positions 2048
+      trimtab rollout propose out/lever.toml --dry-run
+
+    Exit codes: 0 a rung is better, 1 an error, 2 usage, 4 the original stays.
+    """
+    ask = _ask_of(report, **asked)
+    clock = SystemClock()
+    console = TuneConsole(Console(stderr=True), clock.mono_s)
+    console.stage("quantize", "the original, then one rung after the other", 1200.0)
+    try:
+        walk = Quantizer(ask, clock, lambda words, part: console.progress(part, words))
+        found = run_until_told(walk.run())
+    finally:
+        console.close()
+    found = _write(found, report)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        show(found, Console())
+        click.echo(f"\n{report / PAGE_NAME}: the same with pictures and every gate")
+        if found.lever_record:
+            click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
+    if found.artifact is None:
+        raise SystemExit(4)
+
+
+def _ask_of(
+    report: Path,
+    *,
+    model: str,
+    texts: tuple[tuple[str, Path], ...],
+    positions: int,
+    margin: float,
+    evals: tuple[Path, ...],
+    eval_margin: float,
+    eval_items: int,
+    rounds: int,
+    kv_types: tuple[str, ...],
+    kv_binds: bool,
+    only: tuple[str, ...],
+    no_sensitivity: bool,
+    no_confirm: bool,
+) -> QuantizeAsk:
+    """Read the files that the options name; raises `TextError`."""
+    return QuantizeAsk(
+        model=model,
+        folder=report,
+        texts=named_texts(texts) if texts else standard_texts(TEXTS_EACH),
+        positions=positions,
+        kv_types=tuple(dict.fromkeys((ORIGINAL_KV, *kv_types))),
+        rounds=rounds,
+        evals=read_evals(evals, items_max=eval_items),
+        eval_margin=eval_margin,
+        margin_nats=margin,
+        kv_binds=kv_binds,
+        only=only,
+        sensitivity=not no_sensitivity,
+        confirm=not no_confirm,
+    )
+
+
+def _write(found: Quantized, report: Path) -> Quantized:
+    record = lever_record(found)
+    if record is not None:
+        write_whole(report / LEVER_NAME, record)
+        found = msgspec.structs.replace(found, lever_record=str(report / LEVER_NAME))
+    write_whole(report / PAGE_NAME, page(found))
+    write_whole(report / JSON_NAME, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
+    return found

@@ -1,0 +1,93 @@
+"""The chosen rung as a lever record to propose: what was measured is filled in, what only a person knows is marked."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from trimtab.core.types import Verdict
+from trimtab.interfaces.quantize_view import harm_words
+from trimtab.quality.ladder import ORIGINAL_KV, RungResult
+from trimtab.quality.quantized import Quantized
+
+RECORD: Final = """\
+# Written by `trimtab quantize`; {because}
+name = "precision-{name}"
+technique = "quantization"
+owner = "unnamed"
+premise = "decode is bound by memory bandwidth, or memory capacity binds; TPOT {ratio:.2f} of the original"
+condition = "{condition}"
+failure_modes = [
+    "outputs change in a kind of traffic that was not among the texts it was judged by",
+    "rounding errors build up in answers longer than those that were measured",
+]
+quality_gate = "paired log loss within {margin:g} nats a token ({kinds})"
+expires_after = "30d"
+{slice}
+[revision]
+{revision}
+[bottleneck]
+phase = "decode"
+resource = "memory_bandwidth"
+diagnosis = "say here which diagnosis found decode bound by memory bandwidth (trimtab diagnose)"
+
+[[moves]]
+budget = "memory"
+spends = false
+delta_share = {saved:.3f}
+because = "the file has {bits:.1f} bits a weight"
+
+[[moves]]
+budget = "quality"
+spends = true
+because = "{harm}"
+
+[expected.tpot_ms]
+ratio = {ratio:.3f}
+low = {low:.3f}
+high = {high:.3f}
+because = "measured beside the original in {rounds} rounds"
+
+[[triggers]]
+signal = "net_tpot_ratio"
+off_at = 1.05
+off_when_above = true
+because = "the gain that pays for the quality at risk is gone"
+"""
+
+
+def lever_record(found: Quantized) -> str | None:
+    """Return the TOML text; None where the original is the answer or its gain has no interval."""
+    chosen = next(one for one in found.results if one.rung.label == found.choice.rung)
+    tpot = chosen.speed.tpot_ms if chosen.speed else None
+    if found.artifact is None or tpot is None or tpot.interval is None or tpot.ratio is None:
+        return None
+    refused = ", ".join(found.choice.refused_for)
+    largest = max(one.file_bytes for one in found.results)
+    return RECORD.format(
+        because=chosen.because,
+        name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
+        condition=f"all traffic but {refused}" if refused else "all traffic",
+        slice=_slice(chosen) if refused else "",
+        revision=_revision(chosen, found.artifact),
+        margin=found.plan.margin_nats,
+        kinds=", ".join(chosen.kinds),
+        saved=chosen.file_bytes / largest - 1.0,
+        bits=chosen.bits_per_weight,
+        harm="; ".join(harm_words(chosen, kind) for kind in chosen.kinds),
+        ratio=tpot.ratio,
+        low=tpot.interval.low,
+        high=tpot.interval.high,
+        rounds=tpot.n,
+    )
+
+
+def _slice(chosen: RungResult) -> str:
+    passed = [kind for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
+    return "slice = [" + ", ".join(f'"label={kind}"' for kind in passed) + "]\n"
+
+
+def _revision(chosen: RungResult, artifact: str) -> str:
+    lines = [f'model = "{Path(artifact).resolve()}"']
+    if chosen.rung.kv_type != ORIGINAL_KV:
+        lines.append(f'kv_type = "{chosen.rung.kv_type}"')
+    return "".join(f"{line}\n" for line in lines)

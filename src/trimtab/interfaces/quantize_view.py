@@ -1,0 +1,123 @@
+"""What a walk over the precisions found: as a table for a terminal and as words."""
+
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from trimtab.core.types import Verdict
+from trimtab.quality.ladder import Ratio, RungResult
+from trimtab.quality.quantized import Quantized
+from trimtab.quality.rung_results import loss_gate
+
+SIGNS: Final = {
+    Verdict.PASS: "\u2713 pass",
+    Verdict.FAIL: "\u2715 fail",
+    Verdict.HOLD: "\u25cc hold",
+    Verdict.ERROR: "! error",
+}
+HEADS: Final = (
+    "rung",
+    "verdict",
+    "bits",
+    "file MB",
+    "resident MB",
+    "KV B/token",
+    "log loss against the original (nats a token)",
+    "TTFT",
+    "TPOT",
+    "tok/s",
+    "latency and cost",
+)
+
+
+def rows_of(found: Quantized) -> list[tuple[str, ...]]:
+    """Return a row of words for each rung, in the order of the ladder."""
+    return [_row(one, found) for one in found.results]
+
+
+def _row(one: RungResult, found: Quantized) -> tuple[str, ...]:
+    mark = " \u2190" if one.rung.label == found.choice.rung else ""
+    speed = one.speed
+    most = max(speed.tokens_per_s) if speed else None
+    return (
+        one.rung.label + mark,
+        SIGNS[one.verdict],
+        f"{one.bits_per_weight:.1f}",
+        f"{one.file_bytes / 1e6:,.0f}",
+        "unknown" if one.resident_bytes is None else f"{one.resident_bytes / 1e6:,.0f}",
+        "unknown" if one.kv_bytes_per_token is None else f"{one.kv_bytes_per_token:,.0f}",
+        "; ".join(harm_words(one, kind) for kind in one.kinds),
+        ratio_words(speed.ttft_ms if speed else None),
+        ratio_words(speed.tpot_ms if speed else None),
+        ratio_words(speed.tokens_per_s[most] if speed and most else None),
+        ratio_words(speed.score if speed else None),
+    )
+
+
+def harm_words(one: RungResult, kind: str) -> str:
+    """Say by how much a rung is worse on one kind of text."""
+    gate = one.quality.get(loss_gate(kind))
+    if gate is None or gate.harm is None or gate.interval is None:
+        return f"{kind} unknown"
+    return (
+        f"{kind} {gate.harm:+.4f} [{gate.interval.low:+.4f}, {gate.interval.high:+.4f}] n={gate.n}"
+    )
+
+
+def ratio_words(ratio: Ratio | None) -> str:
+    """Say a ratio with its interval and count."""
+    if ratio is None or ratio.ratio is None:
+        return "unknown"
+    if ratio.interval is None:
+        return f"{ratio.ratio:.2f} (n={ratio.n})"
+    return f"{ratio.ratio:.2f} [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]"
+
+
+def plan_words(found: Quantized) -> tuple[str, ...]:
+    """Say what was to be measured, as it was said before."""
+    plan = found.plan
+    texts = ", ".join(
+        f"{count:,} positions of {kind} in {plan.blocks[kind]} blocks (tells {plan.margin_nats:g} nats apart "
+        f"if blocks differ by up to {plan.spread_max[kind]:.3f})"
+        for kind, count in plan.positions.items()
+    )
+    return (
+        texts,
+        f"{plan.free_prompts} beginnings continued by each arm; "
+        f"{plan.eval_items} of {plan.eval_items_total} eval items",
+        f"speed in {plan.rounds} rounds, original and rung in turn, at 1 and {plan.concurrencies} streams",
+    )
+
+
+def show(found: Quantized, console: Console) -> None:
+    """Print the answer."""
+    table = Table(*HEADS, box=None, pad_edge=False)
+    for row in rows_of(found):
+        table.add_row(*row)
+    console.print(f"[bold]{found.choice.rung}[/]: {found.choice.because}", highlight=False)
+    if found.confirmation is not None:
+        sign = "confirmed" if found.confirmation.holds else "NOT confirmed"
+        console.print(f"{sign}: {found.confirmation.because}", highlight=False)
+    console.print()
+    console.print(table)
+    for line in (*plan_words(found), found.original_note, *found.notes):
+        console.print(f"[dim]{line}[/]", highlight=False)
+    for kept in kept_words(found):
+        console.print(f"[dim]{kept}[/]", highlight=False)
+
+
+def kept_words(found: Quantized) -> tuple[str, ...]:
+    """Say which tensors stay high and why."""
+    if found.sensitivity is None:
+        return ("which tensors are sensitive was not measured",)
+    lines = [
+        f"{one.group.value}: {'lowered' if one.lowered else 'kept high'}; {one.because}"
+        for one in found.sensitivity.groups
+    ]
+    outliers = found.sensitivity.outliers
+    if outliers:
+        names = ", ".join(one.name for one in outliers[:6])
+        more = f" and {len(outliers) - 6} more" if len(outliers) > 6 else ""
+        lines.append(f"heavy in outliers, kept high where their group is lowered: {names}{more}")
+    return tuple(lines)

@@ -1,0 +1,133 @@
+"""What was measured of one rung, joined into its result, and the words that go with it."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from trimtab.core.types import Verdict
+from trimtab.engines.gguf import GGUFHeader
+from trimtab.engines.gguf_tensors import bits_per_weight, kinds_by_group
+from trimtab.quality.ladder import EXACT, ORIGINAL_KV, Rung, RungResult, Speed, verdict_of
+from trimtab.quality.loss import TextScore
+from trimtab.quality.paired import PairedResult
+
+GARBAGE_NATS = 2.0
+"""A text that costs so much more than under the original is no text to the arm any more."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One rung's measurements. `evals`: names of required gates; `kv_bytes_per_value`: of its KV type."""
+
+    rung: Rung
+    header: GGUFHeader
+    file_bytes: int
+    kv_bytes_per_value: float
+    kinds: tuple[str, ...]
+    evals: tuple[str, ...] = ()
+    quality: dict[str, PairedResult] = {}
+    speed: Speed | None = None
+    resident_bytes: int | None = None
+    signs: dict[str, float] = {}
+
+
+def result_of(measured: Measured) -> RungResult:
+    """Join the gates of a rung: each kind of text and of eval is required, all other gates can only veto.
+
+    So a rung whose benchmark is inconclusive is held.
+    """
+    required = [*(loss_gate(kind) for kind in measured.kinds), *measured.evals]
+    verdict, because = verdict_of(measured.quality, required=required)
+    if measured.rung.shipped:
+        verdict, because = Verdict.HOLD, EXACT
+    values = measured.header.kv_values_per_token
+    groups = kinds_by_group(measured.header)
+    return RungResult(
+        rung=measured.rung,
+        verdict=verdict,
+        because=because,
+        kinds={kind: _of_kind(measured.quality, kind) for kind in measured.kinds},
+        elsewhere=_elsewhere(measured),
+        quality=measured.quality,
+        speed=measured.speed,
+        effective={group.value: counts for group, counts in groups.items()},
+        bits_per_weight=bits_per_weight(measured.header),
+        file_bytes=measured.file_bytes,
+        resident_bytes=measured.resident_bytes,
+        kv_bytes_per_token=None if values is None else values * measured.kv_bytes_per_value,
+        signs=measured.signs,
+    )
+
+
+def garbage_of(measured: Measured, before: TextScore, after: TextScore) -> RungResult:
+    """Return the result of a rung whose file or kernels are broken: it ends before it meets any traffic."""
+    words = (
+        f"garbage: {after.mean:.2f} nats a token on {after.name}, {before.mean:.2f} under the original; "
+        "it met no traffic"
+    )
+    return msgspec.structs.replace(
+        result_of(measured),
+        verdict=Verdict.FAIL,
+        because=words,
+        kinds=dict.fromkeys(measured.kinds, Verdict.FAIL),
+    )
+
+
+def is_garbage(base: TextScore, rung: TextScore) -> bool:
+    """Whether an arm no longer models text at all."""
+    return not math.isfinite(rung.mean) or rung.mean > base.mean + GARBAGE_NATS
+
+
+def loss_gate(kind: str) -> str:
+    """Name the gate on a kind of text as a whole."""
+    return f"log loss, {kind}"
+
+
+def _of_kind(gates: dict[str, PairedResult], kind: str) -> Verdict:
+    mine = {name: one for name, one in gates.items() if _is_of(name, kind)}
+    return verdict_of(mine, required=[loss_gate(kind)])[0]
+
+
+def _elsewhere(measured: Measured) -> Verdict:
+    """Join the gates that are of no kind of text: a fail vetoes, a required one must pass."""
+    others = {
+        name: one
+        for name, one in measured.quality.items()
+        if not any(_is_of(name, kind) for kind in measured.kinds)
+    }
+    verdicts = {one.verdict for one in others.values()}
+    for wanted in (Verdict.ERROR, Verdict.FAIL):
+        if wanted in verdicts:
+            return wanted
+    missing = [name for name in measured.evals if name not in others]
+    held = any(others[name].verdict is Verdict.HOLD for name in measured.evals if name in others)
+    return Verdict.HOLD if missing or held else Verdict.PASS
+
+
+def _is_of(name: str, kind: str) -> bool:
+    return name == loss_gate(kind) or name.startswith(f"{loss_gate(kind)} ")
+
+
+def original_note(shipped: str | None) -> str:
+    """Say what stands for the original."""
+    if shipped is None:
+        return "the file as it was given"
+    return (
+        f"the file came in {shipped}; its F16 expansion stands for the original, whose own precision is not known: "
+        "what the first rounding cost is in both arms and not measured"
+    )
+
+
+def notes_of(shipped: str | None, results: Sequence[RungResult]) -> tuple[str, ...]:
+    """Say what a reader of the table must know."""
+    notes = [
+        "this engine quantizes activations inside its kernels together with the weights: "
+        "stages (a) and (b) move at once"
+    ]
+    if shipped is not None:
+        notes.append(f"{shipped} as shipped is {EXACT}")
+    if any(one.rung.kv_type != ORIGINAL_KV for one in results):
+        notes.append(
+            "KV precision is measured always and recommended only where KV capacity or transfer binds"
+        )
+    return tuple(notes)

@@ -1,0 +1,126 @@
+"""One arm under test: its texts scored, its own writing, all through the server that would serve users."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from trimtab.core.ports import EngineFormatError
+from trimtab.engines.llamacpp import LlamaCppFormat
+from trimtab.engines.llamacpp_score import (
+    COMPLETION_PATH,
+    TOKENIZE_PATH,
+    Generated,
+    forced_body,
+    generate_body,
+    read_forced,
+    read_generated,
+    read_tokens,
+    tokenize_body,
+)
+from trimtab.engines.openai import CHAT_PATH
+from trimtab.quality.evals import EvalItem
+from trimtab.quality.loss import TextScore
+from trimtab.workloads.base import COMPLETIONS_ENDPOINT
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S: Final = 300.0
+
+
+class ArmError(RuntimeError):
+    """An arm did not answer as it must; the message says which arm and how."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one text of which those from `first` on are scored. `kind`: such as code or prose."""
+
+    kind: str
+    name: str
+    tokens: tuple[int, ...]
+    first: int
+
+    @property
+    def scored(self) -> int:
+        """How many positions are scored."""
+        return len(self.tokens) - self.first
+
+
+class QualityArm:
+    """Asks one running server. `name`: for messages."""
+
+    def __init__(
+        self, name: str, url: str, session: aiohttp.ClientSession, *, slot: int = 0
+    ) -> None:
+        self.name = name
+        self.url = url
+        self._session = session
+        self._slot = slot
+
+    async def tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text; raises `ArmError`."""
+        return self._read(await self._post(TOKENIZE_PATH, tokenize_body(text)), read_tokens)
+
+    async def score(
+        self, window: Window, on_position: Callable[[int], None] = lambda _: None
+    ) -> TextScore:
+        """Force the tokens of a window one after the other and return their losses; raises `ArmError`."""
+        losses: list[float] = []
+        for at in range(window.first, len(window.tokens)):
+            token = window.tokens[at]
+            body = await self._post(
+                COMPLETION_PATH, forced_body(window.tokens[:at], token, slot=self._slot)
+            )
+            loss = -self._read(body, partial(read_forced, token=token))
+            # A forced token whose probability underflows is told as a huge negative number or none at all.
+            losses.append(loss if math.isfinite(loss) else math.inf)
+            on_position(1)
+        return TextScore(
+            kind=window.kind,
+            name=window.name,
+            first_position=window.first,
+            losses=tuple(losses),
+        )
+
+    async def write(
+        self, before: Sequence[int], tokens: int, *, temperature: float, seed: int
+    ) -> Generated:
+        """Let the arm continue `before` by itself; raises `ArmError`."""
+        body = generate_body(before, tokens, temperature=temperature, seed=seed, slot=self._slot)
+        return self._read(await self._post(COMPLETION_PATH, body), read_generated)
+
+    async def answer(self, item: EvalItem) -> str:
+        """Return the greedy answer to an eval's prompt, over the path that serves users; raises `ArmError`."""
+        body: dict[str, object] = {"max_tokens": item.max_tokens, "temperature": 0.0}
+        if item.prompt is None:
+            body["messages"] = msgspec.to_builtins(item.messages)
+            path = CHAT_PATH
+        else:
+            body["prompt"] = item.prompt
+            path = COMPLETIONS_ENDPOINT
+        data = await self._post(path, msgspec.json.encode(body))
+        return self._read(data, LlamaCppFormat().read_response).text
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._session.post(
+                self.url + path, data=body, headers=headers, timeout=timeout
+            ) as response:
+                data = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ArmError(f"{self.name} did not answer {path}: {type(error).__name__}") from error
+        if status != 200:
+            raise ArmError(f"{self.name} answered {path} with status {status}")
+        return data
+
+    def _read(self, body: bytes, reader: Callable[[bytes], T]) -> T:
+        try:
+            return reader(body)
+        except EngineFormatError as error:
+            raise ArmError(f"{self.name}: {error}") from error

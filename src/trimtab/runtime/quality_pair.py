@@ -1,0 +1,225 @@
+"""A rung measured beside the original: both run, each meets the same texts, and their speed is taken in turns."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from trimtab.quality.ladder import Ratio, Speed, ratio_of
+from trimtab.quality.loss import LossBlock, TextScore, blocks_of, cuts_of
+from trimtab.quality.paired import Direction, Margin, PairedResult, compare, family_level
+from trimtab.runtime.load import run_load
+from trimtab.runtime.load_result import LoadResult
+from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.workloads.steady import Steady, steady
+
+SPEED_INPUT_TOKENS: Final = 96
+SPEED_OUTPUT_TOKENS: Final = 24
+POSITION_EDGES: Final = (256, 1024, 4096)
+
+
+class SpeedRound(msgspec.Struct, frozen=True):
+    """One arm in one round: milliseconds of a lone stream, output tokens per second by concurrency."""
+
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_s: dict[int, float]
+
+
+async def scored(
+    arm: QualityArm, windows: Sequence[Window], on_position: Callable[[int], None]
+) -> tuple[TextScore, ...]:
+    """Score every window, one after the other, so that each position is computed alone and repeats exactly."""
+    return tuple([await arm.score(window, on_position) for window in windows])
+
+
+def loss_gates(
+    base: Sequence[TextScore], rung: Sequence[TextScore], margin: Margin
+) -> dict[str, PairedResult]:
+    """Compare block by block, for each kind of text and each range of positions, all of them held at once."""
+    before, after = blocks_of(base), blocks_of(rung)
+    cuts = cuts_of(before, POSITION_EDGES)
+    level = family_level(len(cuts))
+    return {
+        f"log loss, {cut.name}": compare(
+            _losses(before, cut.holds), _losses(after, cut.holds), margin, level=level
+        )
+        for cut in cuts
+    }
+
+
+def _losses(blocks: Sequence[LossBlock], holds: Callable[[LossBlock], bool]) -> list[float]:
+    return [block.loss for block in blocks if holds(block)]
+
+
+def loss_margin(nats: float) -> Margin:
+    """Return the margin on log loss."""
+    return Margin(value=nats, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
+
+
+def spread_told(blocks: int, margin_nats: float, z: float = 3.24) -> float:
+    """Return the spread of a block's difference up to which an equal candidate passes nine times of ten.
+
+    `z`: 1.96 for the interval and 1.28 for the power.
+    """
+    return margin_nats * math.sqrt(blocks) / z
+
+
+async def speed_of(
+    base_url: str,
+    rung_url: str,
+    *,
+    rounds: int,
+    concurrencies: Sequence[int],
+) -> Speed:
+    """Measure both in turn, `rounds` times; who goes first alternates. Raises `ArmError`."""
+    seen: dict[str, list[SpeedRound]] = {base_url: [], rung_url: []}
+    # The first round is not kept: engines allocate in it.
+    for turn in range(rounds + 1):
+        order = (base_url, rung_url) if turn % 2 else (rung_url, base_url)
+        for url in order:
+            found = await _speed_round(url, seed=turn + 1, concurrencies=concurrencies)
+            if turn:
+                seen[url].append(found)
+    return _speed(seen[base_url], seen[rung_url], concurrencies)
+
+
+async def _speed_round(url: str, *, seed: int, concurrencies: Sequence[int]) -> SpeedRound:
+    alone = (await _steady(url, 1, seed)).requests[0]
+    if alone.ttft_ms is None or alone.tpot_ms is None:
+        raise ArmError(f"{url} gave no latency: status {alone.status} {alone.error or ''}")
+    rates: dict[int, float] = {}
+    for streams in concurrencies:
+        found = await _steady(url, streams, seed)
+        rate = found.summary.output_tokens_per_s
+        if not rate or found.summary.errors:
+            raise ArmError(f"{url} failed at {streams} streams: {found.summary.errors}")
+        rates[streams] = rate
+        await asyncio.sleep(0)
+    return SpeedRound(alone.ttft_ms, alone.tpot_ms, rates)
+
+
+async def _steady(url: str, concurrency: int, seed: int) -> LoadResult:
+    shape = Steady(
+        concurrency=concurrency,
+        input_tokens=SPEED_INPUT_TOKENS,
+        output_tokens=SPEED_OUTPUT_TOKENS,
+        rounds=1,
+        # Both arms meet the same prompts, and no prompt comes twice.
+        seed=1000 * seed + concurrency,
+    )
+    return await run_load(url, steady(shape))
+
+
+def _speed(
+    base: Sequence[SpeedRound], rung: Sequence[SpeedRound], concurrencies: Sequence[int]
+) -> Speed:
+    most = max(concurrencies)
+
+    def score(one: SpeedRound) -> float:
+        return math.sqrt(one.tpot_ms / one.tokens_per_s[most])
+
+    def ratio(value: Callable[[SpeedRound], float]) -> Ratio:
+        return ratio_of([value(one) for one in base], [value(one) for one in rung])
+
+    return Speed(
+        ttft_ms=ratio(lambda one: one.ttft_ms),
+        tpot_ms=ratio(lambda one: one.tpot_ms),
+        tokens_per_s={
+            streams: ratio(lambda one, streams=streams: one.tokens_per_s[streams])  # type: ignore[misc]
+            for streams in concurrencies
+        },
+        score=ratio(score),
+    )
+
+
+FREE_TEMPERATURE: Final = 0.7
+FREE_MARGIN_NATS: Final = 0.2
+FREE_EDGES: Final = (0, 16, 48)
+
+
+class Writing(msgspec.Struct, frozen=True):
+    """What one arm wrote: sampled with a seed, and greedily."""
+
+    sampled: tuple[int, ...]
+    greedy: tuple[int, ...]
+
+
+async def written(
+    arm: QualityArm, beginnings: Sequence[Window], tokens: int, seed: int
+) -> tuple[Writing, ...]:
+    """Let an arm continue each beginning."""
+    found: list[Writing] = []
+    for number, begun in enumerate(beginnings):
+        before = begun.tokens[: begun.first]
+        sampled = await arm.write(before, tokens, temperature=FREE_TEMPERATURE, seed=seed + number)
+        greedy = await arm.write(before, tokens, temperature=0.0, seed=seed)
+        found.append(Writing(sampled.tokens, greedy.tokens))
+    return tuple(found)
+
+
+async def judged(
+    judge: QualityArm, beginnings: Sequence[Window], writings: Sequence[Writing]
+) -> tuple[TextScore, ...]:
+    """Score what was sampled under the original; its positions count from the first written token."""
+    found: list[TextScore] = []
+    for begun, writing in zip(beginnings, writings, strict=True):
+        before = begun.tokens[: begun.first]
+        window = msgspec.structs.replace(begun, tokens=(*before, *writing.sampled))
+        score = await judge.score(window)
+        found.append(msgspec.structs.replace(score, first_position=0))
+    return tuple(found)
+
+
+def free_gates(base: Sequence[TextScore], rung: Sequence[TextScore]) -> dict[str, PairedResult]:
+    """Compare what both wrote, by output position: errors that build up show late or not at all.
+
+    The unit is one beginning; its own sampled text is worth its mean loss under the original in that range.
+    """
+    margin = loss_margin(FREE_MARGIN_NATS)
+    edges = [*FREE_EDGES, None]
+    gates: dict[str, PairedResult] = {}
+    ranges = list(itertools.pairwise(edges))
+    for low, high in ranges:
+        pairs = [
+            (old.losses[low:high], new.losses[low:high])
+            for old, new in zip(base, rung, strict=True)
+        ]
+        whole = [(old, new) for old, new in pairs if old and new]
+        name = f"own writing, output {low}-{'' if high is None else high}"
+        gates[name] = compare(
+            [math.fsum(old) / len(old) for old, _ in whole],
+            [math.fsum(new) / len(new) for _, new in whole],
+            margin,
+            level=family_level(len(ranges)),
+        )
+    return gates
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens agree from the start."""
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return at
+    return min(len(one), len(other))
+
+
+def plain_session() -> aiohttp.ClientSession:
+    """Return a session for scoring: one kept connection for each arm."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit_per_host=2))
+
+
+def signs_of(base: Sequence[Writing], rung: Sequence[Writing]) -> dict[str, float]:
+    """Return early signs, never gates: how long both agree at temperature 0, and how often to the end."""
+    agreed = [_first_difference(a.greedy, b.greedy) for a, b in zip(base, rung, strict=True)]
+    if not agreed:
+        return {}
+    same = sum(a.greedy == b.greedy for a, b in zip(base, rung, strict=True))
+    return {
+        "tokens_until_first_difference": sum(agreed) / len(agreed),
+        "same_answers_share": same / len(agreed),
+    }

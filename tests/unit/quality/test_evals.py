@@ -1,0 +1,107 @@
+"""Eval files: what is read, what is refused with its line, and what is right."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from trimtab.quality.evals import EvalError, EvalItem, PairItem, is_right, read_items
+
+
+def read(*objects: object) -> tuple[object, ...]:
+    lines = [json.dumps(one).encode() if not isinstance(one, bytes) else one for one in objects]
+    return read_items(iter(lines), name="evals.jsonl")
+
+
+def item(check: dict[str, Any]) -> EvalItem:
+    [found] = read({"prompt": "x", "checks": [check]})
+    assert isinstance(found, EvalItem)
+    return found
+
+
+def fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    return isinstance(value, dict) and set(schema["required"]) <= set(value)
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        ({"type": "exact", "value": "yes"}, " yes\n", "yes."),
+        ({"type": "contains", "value": "14 days"}, "within 14 days.", "14  days"),
+        ({"type": "contains", "value": "Yes", "ignore_case": True}, "oh yes", "no"),
+        ({"type": "regex", "value": r"\bdef add\("}, "def add(a, b):", "def adds("),
+        ({"type": "json_schema", "value": {"required": ["a"]}}, '{"a": 1}', "{"),
+        ({"type": "json_schema", "value": {"required": ["a"]}}, '{"a": 1}', '{"b": 1}'),
+        ({"type": "number", "value": 1234}, "so it is 1,234", "1,235"),
+        ({"type": "number", "value": 0.3, "tolerance": 0.01}, "about 0.305", "about 0.32"),
+        ({"type": "number", "value": 3}, "12 - 9 = 3", "three"),
+    ],
+)
+def test_check_tells_right_from_wrong(check: dict[str, Any], right: str, wrong: str) -> None:
+    """Each kind of check, with an answer that fulfils it and one that does not."""
+    assert is_right(right, item(check), fits)
+    assert not is_right(wrong, item(check), fits)
+
+
+def test_every_check_must_hold() -> None:
+    """One that fails makes the answer wrong."""
+    checks = [{"type": "contains", "value": "a"}, {"type": "contains", "value": "b"}]
+    [found] = read({"prompt": "x", "checks": checks})
+    assert isinstance(found, EvalItem)
+    assert not is_right("only a", found, fits)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": ', "line 2 is no JSON object"),
+        ({"prompt": "x"}, "line 2: Object missing required field `checks`"),
+        ({"prompt": "x", "checks": []}, "line 2: Expected `array` of length >= 1"),
+        (
+            {"checks": [{"type": "exact", "value": "y"}]},
+            "line 2: give either `prompt` or `messages`",
+        ),
+        ({"prompt": "x", "checks": [{"type": "regex", "value": "("}]}, "line 2: the pattern '('"),
+        (
+            {"prompt": "x", "checks": [{"type": "vibe", "value": "y"}]},
+            "line 2: Invalid value 'vibe'",
+        ),
+        (
+            {"question": "q", "answer": "no mark"},
+            "line 2: its answer does not end in `#### NUMBER`",
+        ),
+        (
+            {"task_id": "HumanEval/0", "prompt": "def", "canonical_solution": "x"},
+            "only run in a sandbox",
+        ),
+    ],
+)
+def test_broken_line_is_named(line: object, said: str) -> None:
+    """The error says which line of which file, and what is wrong with it."""
+    with pytest.raises(EvalError) as told:
+        read({"prompt": "x", "checks": [{"type": "exact", "value": "y"}]}, line)
+    assert "evals.jsonl" in str(told.value)
+    assert said in str(told.value)
+
+
+def test_public_sets_are_read_as_published() -> None:
+    """GSM8K ends in a number; BLiMP is a pair of sentences."""
+    gsm, pair = read(
+        {"question": "How many?", "answer": "Two and two.\n#### 1,004"},
+        {
+            "sentence_good": "He runs.",
+            "sentence_bad": "He run.",
+            "UID": "agreement",
+            "field": "morphology",
+        },
+    )
+    assert isinstance(gsm, EvalItem)
+    assert is_right("The answer is 1004.", gsm, fits)
+    assert pair == PairItem(id="agreement", kind="morphology", good="He runs.", bad="He run.")
+
+
+def test_file_without_items_is_refused() -> None:
+    """Nothing asked proves nothing."""
+    with pytest.raises(EvalError, match="has no items"):
+        read(b"\n")

@@ -1,0 +1,207 @@
+"""The ladder, the verdict of a rung, and the choice among rungs."""
+
+import math
+
+import pytest
+
+from trimtab.core.stats import Interval
+from trimtab.core.types import Verdict
+from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, Group, TensorKind
+from trimtab.quality.ladder import (
+    Ratio,
+    Rung,
+    RungResult,
+    Speed,
+    Stage,
+    choose,
+    llamacpp_ladder,
+    ratio_of,
+    verdict_of,
+)
+from trimtab.quality.paired import Direction, Margin, PairedResult
+
+MARGIN = Margin(value=0.02, unit="nats", direction=Direction.LOWER_IS_BETTER)
+
+
+def gate(verdict: Verdict, harm: float = 0.0) -> PairedResult:
+    return PairedResult(
+        verdict=verdict,
+        because=f"made {verdict.value}",
+        n=20,
+        harm=harm,
+        interval=Interval(low=harm - 0.01, high=harm + 0.01, level=0.95),
+        margin=MARGIN,
+        base=2.0,
+        candidate=2.0 + harm,
+    )
+
+
+def ratio(value: float, width: float = 0.02) -> Ratio:
+    return Ratio(
+        n=6,
+        ratio=value,
+        interval=Interval(low=value - width, high=value + width, level=0.95),
+        base=1.0,
+        rung=value,
+    )
+
+
+def result(
+    name: str,
+    bits: float,
+    score: float,
+    kinds: dict[str, Verdict],
+    *,
+    verdict: Verdict | None = None,
+    kv: str = "f16",
+    shipped: bool = False,
+    width: float = 0.02,
+    elsewhere: Verdict = Verdict.PASS,
+) -> RungResult:
+    original = name == "f16"
+    rung = Rung(
+        name=name,
+        stages=(Stage.ORIGINAL,) if original and kv == "f16" else (Stage.WEIGHTS,),
+        kinds={} if original else {Group.FFN_UP: TensorKind.Q8_0},
+        kv_type=kv,
+        shipped=shipped,
+    )
+    worst = Verdict.FAIL if Verdict.FAIL in kinds.values() else Verdict.PASS
+    speed = Speed(
+        ttft_ms=ratio(score),
+        tpot_ms=ratio(score, width),
+        tokens_per_s={4: ratio(1.0 / score)},
+        score=ratio(score, width),
+    )
+    return RungResult(
+        rung=rung,
+        verdict=verdict or worst,
+        because="measured",
+        kinds=kinds,
+        elsewhere=elsewhere,
+        quality={},
+        speed=speed,
+        effective={},
+        bits_per_weight=bits,
+        file_bytes=int(bits * 1e7),
+        resident_bytes=None,
+        kv_bytes_per_token=None,
+    )
+
+
+BOTH_PASS = {"code": Verdict.PASS, "prose": Verdict.PASS}
+ORIGINAL = result("f16", 16, 1.0, BOTH_PASS)
+
+
+def test_ladder_has_the_original_first_and_every_kv_type() -> None:
+    """Nine weights by two KV types, nothing lowered in the first."""
+    ladder = llamacpp_ladder((), shipped="q4_1")
+    assert len(ladder) == 18
+    assert ladder[0].is_original
+    assert {rung.kv_type for rung in ladder} == {"f16", "q8_0"}
+    assert len({rung.label for rung in ladder}) == 18
+
+
+def test_groups_that_stay_high_are_never_below_eight_bits_but_in_the_last_rung() -> None:
+    """Sensitive layers are held where the others go down."""
+    ladder = llamacpp_ladder(FEED_FORWARD, kv_types=("f16",))
+    mixed = [rung for rung in ladder if "rest q8_0" in rung.name]
+    assert len(mixed) == 3
+    for rung in mixed:
+        assert {rung.kinds[group] for group in ATTENTION} == {TensorKind.Q8_0}
+
+
+def test_sensitivity_decides_which_groups_go_first() -> None:
+    """What is shown harmless is lowered, whatever its kind."""
+    lowered = (Group.ATTENTION_Q, Group.FFN_UP)
+    ladder = llamacpp_ladder(lowered, kv_types=("f16",))
+    four = next(rung for rung in ladder if rung.name.endswith("q4_0, rest q8_0"))
+    low = {group for group, kind in four.kinds.items() if kind is TensorKind.Q4_0}
+    assert low == set(lowered)
+
+
+def test_verdict_needs_every_required_gate() -> None:
+    """A missing one holds, a fail anywhere fails, a hold outside of the required ones does not."""
+    passed, held, failed = gate(Verdict.PASS), gate(Verdict.HOLD), gate(Verdict.FAIL)
+    assert verdict_of({"a": passed, "b": held}, required=["a"])[0] is Verdict.PASS
+    assert verdict_of({"a": passed}, required=["a", "b"])[0] is Verdict.HOLD
+    assert verdict_of({"a": passed, "b": failed}, required=["a"])[0] is Verdict.FAIL
+    assert verdict_of({}, required=[])[0] is Verdict.HOLD
+
+
+def test_choice_is_not_the_fewest_bits() -> None:
+    """Four bits that are no faster than eight lose to eight."""
+    eight, four = result("q8", 8, 0.7, BOTH_PASS), result("q4", 4, 0.69, BOTH_PASS)
+    assert choose([ORIGINAL, eight, four], kv_binds=False).rung == "q8"
+
+
+def test_choice_takes_fewer_bits_where_they_are_told_apart() -> None:
+    """Clearly faster and of passing quality."""
+    eight, four = result("q8", 8, 0.7, BOTH_PASS), result("q4", 4, 0.5, BOTH_PASS)
+    assert choose([ORIGINAL, eight, four], kv_binds=False).rung == "q4"
+
+
+def test_rung_that_fails_everywhere_is_never_chosen() -> None:
+    """However fast."""
+    bad = result("q4", 4, 0.3, {"code": Verdict.FAIL, "prose": Verdict.FAIL})
+    assert choose([ORIGINAL, bad], kv_binds=False).rung == "f16"
+
+
+def test_rung_that_harms_code_is_refused_for_code_only() -> None:
+    """Prose may have it, and the choice says what must stay."""
+    mixed = result("q4", 4, 0.5, {"code": Verdict.FAIL, "prose": Verdict.PASS})
+    choice = choose([ORIGINAL, mixed], kv_binds=False)
+    assert (choice.rung, choice.refused_for) == ("q4", ("code",))
+
+
+def test_rung_that_serves_all_kinds_is_not_given_up_for_a_faster_one_that_does_not() -> None:
+    """Narrower use is no gain."""
+    whole = result("q8", 8, 0.7, BOTH_PASS)
+    part = result("q4", 4, 0.5, {"code": Verdict.FAIL, "prose": Verdict.PASS})
+    assert choose([ORIGINAL, whole, part], kv_binds=False).rung == "q8"
+
+
+def test_held_rung_is_not_chosen() -> None:
+    """An inconclusive benchmark is no pass."""
+    held = result("q8", 8, 0.5, {"code": Verdict.HOLD, "prose": Verdict.PASS}, verdict=Verdict.HOLD)
+    assert choose([ORIGINAL, held], kv_binds=False).rung == "f16"
+
+
+def test_rung_held_for_its_evals_is_not_chosen() -> None:
+    """Texts passed, a required benchmark was inconclusive."""
+    held = result("q8", 8, 0.5, BOTH_PASS, verdict=Verdict.HOLD)
+    assert choose([ORIGINAL, held], kv_binds=False).rung == "f16"
+
+
+def test_rung_that_harms_elsewhere_is_not_saved_by_one_kind() -> None:
+    """Its own writing decays: no kind of text makes up for that."""
+    kinds = {"code": Verdict.FAIL, "prose": Verdict.PASS}
+    bad = result("q4", 4, 0.5, kinds, elsewhere=Verdict.FAIL)
+    assert choose([ORIGINAL, bad], kv_binds=False).rung == "f16"
+
+
+def test_rung_exact_by_construction_is_no_evidence() -> None:
+    """The file that the original was expanded from is never the answer."""
+    shipped = result("q4_1 as shipped", 5, 0.4, BOTH_PASS, shipped=True)
+    assert choose([ORIGINAL, shipped], kv_binds=False).rung == "f16"
+
+
+def test_kv_precision_is_recommended_only_where_kv_binds() -> None:
+    """Measured always, taken only for a reason."""
+    kv = result("f16", 16, 0.8, BOTH_PASS, kv="q8_0")
+    assert choose([ORIGINAL, kv], kv_binds=False).rung == "f16"
+    assert choose([ORIGINAL, kv], kv_binds=True).rung == "f16, KV q8_0"
+
+
+def test_rung_that_may_be_slower_is_not_taken() -> None:
+    """Its interval reaches beyond the original."""
+    unsure = result("q8", 8, 0.95, BOTH_PASS, width=0.1)
+    assert choose([ORIGINAL, unsure], kv_binds=False).rung == "f16"
+
+
+def test_ratio_is_of_rounds_in_pairs() -> None:
+    """A machine that slows down for both changes nothing."""
+    found = ratio_of([10.0, 20.0, 40.0], [5.0, 10.0, 20.0])
+    assert found.ratio == pytest.approx(0.5)
+    assert found.interval is not None
+    assert math.isclose(found.interval.low, found.interval.high)
