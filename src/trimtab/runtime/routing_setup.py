@@ -5,7 +5,7 @@ from typing import Final
 
 from trimtab.core.config import RoutingConfig
 from trimtab.core.cost import CostModel
-from trimtab.core.ports import RoutingPolicy
+from trimtab.core.decision import RoutingPolicy
 from trimtab.policies.routing import build_policies
 
 LOWERED: Final = 0.5
