@@ -46,6 +46,7 @@ from trimtab.core.events import (
     lever_of,
 )
 from trimtab.core.lever import LeverRecord
+from trimtab.core.narrate_roles import tell_hand_over, tell_roles
 from trimtab.core.narrate_words import (
     clause,
     number,
@@ -55,12 +56,10 @@ from trimtab.core.narrate_words import (
     tell_diagnosis,
     tell_effect,
     tell_gates,
-    tell_hand_over,
     tell_plan,
     tell_readings,
     tell_record,
     tell_request,
-    tell_roles,
     tell_scores,
     tell_speculation,
     tell_trigger,

@@ -9,6 +9,7 @@ from trimtab.core.config import Config
 from trimtab.core.ports import Clock, LedgerSink
 from trimtab.core.types import ReplicaState
 from trimtab.engines.served_load import EngineLoad
+from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.attached_system import Attached, NoProcesses
@@ -84,3 +85,18 @@ def _targets(fleet: Fleet) -> Mapping[str, Target]:
         info for info in fleet.infos() if info.state in (ReplicaState.READY, ReplicaState.DRAINING)
     )
     return {info.id: Target(url=info.url, threads=info.threads) for info in ready}
+
+
+def takes_load(state: LoadState) -> Callable[[str, EngineLoad, float], None]:
+    """Return what takes in what an attached server says of its load."""
+
+    def take(replica: str, load: EngineLoad, at_mono_s: float) -> None:
+        state.seen(
+            replica,
+            now_s=at_mono_s,
+            kv_used_share=load.kv_used_share,
+            running=load.running,
+            waiting=load.waiting,
+        )
+
+    return take

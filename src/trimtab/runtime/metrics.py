@@ -100,15 +100,7 @@ class GatewayMetrics:
         self._output = self._histogram(
             "request_generation_tokens", "Output tokens of a request.", TOKENS_EDGES
         )
-        self._hand_overs = self._counter(
-            "hand_overs", "Prompts prefilled on another replica.", "outcome", "cause", "replica"
-        )
-        self._hand_over_bytes = self._counter(
-            "hand_over_bytes", "KV that reached a replica from another.", "replica"
-        )
-        self._hand_over_time = self._counter(
-            "hand_over_seconds", "Time that this KV took, its set-up included.", "replica"
-        )
+        self._count_hand_overs()
         self._unrecorded = self._counter(
             "records_failed", "Records that their receiver did not take."
         )
@@ -123,6 +115,17 @@ class GatewayMetrics:
         self.rollouts = RolloutCollector()
         """Shows what it hears of levers."""
         self._registry.register(self.rollouts)
+
+    def _count_hand_overs(self) -> None:
+        self._hand_overs = self._counter(
+            "hand_overs", "Prompts prefilled on another replica.", "outcome", "cause", "replica"
+        )
+        self._hand_over_bytes = self._counter(
+            "hand_over_bytes", "KV that reached a replica from another.", "replica"
+        )
+        self._hand_over_time = self._counter(
+            "hand_over_seconds", "Time that this KV took, its set-up included.", "replica"
+        )
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"trimtab_{name}", what, labels, registry=self._registry)

@@ -24,12 +24,11 @@ from trimtab.core.types import ReplicaState
 from trimtab.diagnosis.names import FleetFacts
 from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
-from trimtab.engines.served_load import EngineLoad
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.places import HashedPlaces, Places
 from trimtab.policies.router import Router
 from trimtab.runtime.attach_member import unseen
-from trimtab.runtime.backing import Hears, backing_of
+from trimtab.runtime.backing import Backing, Hears, backing_of, takes_load
 from trimtab.runtime.fleet import Fleet, ReplicaInfo
 from trimtab.runtime.fleet_figures import figures_of
 from trimtab.runtime.gateway import Gateway
@@ -124,7 +123,7 @@ class System(Recent):
         self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(
             on_change=self._on_change,
-            on_load=self._on_load,
+            on_load=takes_load(self.load),
             on_gone=self.forget,
             in_flight=self.in_flight,
         )
@@ -137,6 +136,19 @@ class System(Recent):
             self.clock,
             self.run_id,
         )
+        self._build_gateway(backing, extra_routes, secret_path, admin_token)
+        self.gateway.metrics.show_fleet(self.figures)
+        self.telemetry.hear(self.ledger, self.gateway.metrics.rollouts)
+        self._build_roles()
+
+    def _build_gateway(
+        self,
+        backing: Backing,
+        extra_routes: Callable[["System"], Iterable[web.AbstractRouteDef]],
+        secret_path: Path | None,
+        admin_token: str | None,
+    ) -> None:
+        config, secret = self.config, self.secret
         self.gateway = Gateway(
             config.gateway,
             self.router,
@@ -163,9 +175,6 @@ class System(Recent):
                 secret_path=secret_path,
             ),
         )
-        self.gateway.metrics.show_fleet(self.figures)
-        self.telemetry.hear(self.ledger, self.gateway.metrics.rollouts)
-        self._build_roles()
 
     def _build_roles(self) -> None:
         gateway, router, engine = self.gateway, self.router, self.engine
@@ -369,16 +378,6 @@ class System(Recent):
         self.router.forget(info.id)
         if info.revision.engine == LLAMACPP:
             self.index.set_slots(info.id, info.revision.slots)
-
-    def _on_load(self, replica: str, load: EngineLoad, at_mono_s: float) -> None:
-        """Take in what an attached server says of its load."""
-        self.load.seen(
-            replica,
-            now_s=at_mono_s,
-            kv_used_share=load.kv_used_share,
-            running=load.running,
-            waiting=load.waiting,
-        )
 
     def forget(self, replica: str) -> None:
         """Drop what is known of a replica that has left the fleet."""
