@@ -10,6 +10,7 @@ import pytest
 
 from trimtab.core.accelerators import Accelerator, find_accelerator
 from trimtab.core.step_cost import StepCost
+from trimtab.interfaces.calibrate_tables import Served, price
 from trimtab.sim.fit import Fitted, Limits, fit, serve
 from trimtab.sim.measured import Error, Measured, errors_of, read_engine_times, regimes_of
 
@@ -80,6 +81,24 @@ def test_model_scaled_to_the_other_machine_says_its_error(
     for error in overall:
         record_property(f"{fitted_on} to {told_of}: {_words(error)}", round(error.error, 3))
     assert [_words(error) for error in overall if not -0.5 < error.error < 1.0] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"), [(PRO, "RTX PRO 6000 Server"), (CONSUMER, "RTX 4090")]
+)
+def test_model_that_nobody_fitted_says_its_error(
+    runs: Path, name: str, hardware: str, record_property: Callable[[str, object], None]
+) -> None:
+    """From kernel tables or a roofline alone: reported, and of the right order."""
+    measured, limits = run_of(runs / "serving" / "llmservingsim" / name), LIMITS[name]
+    served = Served(model="meta-llama/Llama-3.1-8B", hardware=hardware)
+    priced = price(served, kv_tokens=limits.kv_tokens, sizes=limits)
+    made, _ = serve(measured, limits.spec(priced.found.cost))
+    errors = errors_of(measured, made, regimes_of(measured), range(len(measured)), ())
+    overall = [error for error in errors if error.regime is None]
+    for error in overall:
+        record_property(f"{name} from {priced.source.value}: {_words(error)}", error.error)
+    assert [_words(error) for error in overall if not -0.5 < error.error < 0.5] == []
 
 
 def _words(error: Error) -> str:

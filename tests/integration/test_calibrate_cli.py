@@ -49,6 +49,47 @@ def test_measurement_becomes_a_model_with_its_error(measured: Path) -> None:
     assert "queued" in text.partition("not measured (fewer than 10 fitted requests): ")[2]
 
 
+def test_model_on_hardware_is_priced_without_a_measurement(tmp_path: Path) -> None:
+    """By a roofline where no kernel was measured; what is written is a replica of a scenario without any regime."""
+    out = tmp_path / "replica.toml"
+    asked = ("--model", "meta-llama/Llama-3.1-8B", "--hardware", "RTX 4090")
+    told = run(*asked, "--out", out)
+    assert told.exit_code == 0, told.output
+    text = " ".join(told.stdout.split())
+    for words in ("roofline of meta-llama/Llama-3.1-8B on RTX 4090", "step = ", "no engine was"):
+        assert words in text
+    rest = 'name = "x"\n[fleet]\nreplicas = 1\n[workload]\nduration_s = 1\n'
+    scenario = parse_scenario(
+        f"{rest.splitlines()[0]}\n{out.read_text()}\n{rest.partition(chr(10))[2]}", source="x"
+    )
+    assert scenario.replica.cost.regimes == ()
+    # 24 GiB less 16 GB of weights and the engine's buffers, at 128 KiB a token.
+    assert 30_000 < scenario.replica.kv_tokens < 48_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--model", "Qwen/Qwen3-32B"), "--model and --hardware go together"),
+        ((), "give MEASUREMENTS, or --model and --hardware"),
+        (("--model", "Qwen/Qwen3-32B", "--hardware", "H1000"), "no accelerator 'H1000' is known"),
+        (("--model", "Qwen/Qwen3-32B", "--hardware", "RTX 4090"), "does not fit"),
+    ],
+)
+def test_model_that_cannot_be_priced_says_why(asked: tuple[str, ...], said: str) -> None:
+    """One line that names the option."""
+    told = run(*asked)
+    assert told.exit_code != 0
+    assert said in " ".join(told.output.split())
+
+
+def test_measurement_needs_the_kv_that_its_engine_had(measured: Path) -> None:
+    """It is not fitted, and no default would be right."""
+    told = run(measured)
+    assert told.exit_code == 2
+    assert "--kv-tokens is missing" in told.output
+
+
 def test_json_has_the_same_with_every_figure(measured: Path) -> None:
     """For other programs; the unseen half is told within a few per cent."""
     (found,) = json.loads(run(measured, *ENGINE, "--json").stdout)

@@ -55,6 +55,18 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
                 "a step must take time: overhead_ms, weights_ms and token_ms are all 0"
             )
 
+    @property
+    def formula(self) -> str:
+        """The law with its figures, for a reader."""
+        terms = (
+            f"{self.overhead_ms:.3g}",
+            f"max({self.weights_ms:.3g}, {self.token_ms:.3g} x tokens)",
+            f"{self.stream_ms:.3g} x streams",
+            f"{self.context_ms:.3g} x context",
+            f"{self.pair_ms:.3g} x pairs",
+        )
+        return f"step = {' + '.join(terms)} ms"
+
     def step_ms(
         self,
         *,

@@ -13,8 +13,10 @@ from rich.table import Table
 
 from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.interfaces.calibrate_inputs import read_measurement
+from trimtab.interfaces.calibrate_tables import Priced, Served, price, priced_toml, show_priced
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
+from trimtab.interfaces.replica_toml import replica_toml
 from trimtab.sim.fit import TRIES_MAX, Fitted, Limits, fit
 from trimtab.sim.jobs import HostSpec
 from trimtab.sim.measured import REGIME_SAMPLES_MIN, Regime, regimes_of
@@ -36,10 +38,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument(
     "measurements",
     nargs=-1,
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--kv-tokens", type=click.IntRange(1), required=True, help="KV that the engine had.")
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1),
+    help="KV that the engine had; with --model by default what memory leaves.",
+)
 @click.option(
     "--block-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of a KV block."
 )
@@ -89,6 +94,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     "--tries", type=click.IntRange(10), default=TRIES_MAX, show_default=True, help="Simulations."
 )
 @click.option(
+    "--model",
+    metavar="PATH|NAME",
+    help="Instead of measurements: a model whose steps are taken from kernel tables, or else a roofline.",
+)
+@click.option("--hardware", metavar="NAME", help="With --model: the accelerator, for example H100.")
+@click.option(
+    "--tp", type=click.IntRange(1), default=1, show_default=True, help="With --model: devices."
+)
+@click.option("--precision", help="With --model: weights (bf16, fp8, ...) [default: as stored].")
+@click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the [replica] sections of a scenario here (one measurement only).",
@@ -97,7 +112,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 @friendly
 def calibrate_command(
     measurements: Sequence[Path],
-    kv_tokens: int,
+    kv_tokens: int | None,
     block_tokens: int,
     budget_tokens: int,
     streams: int,
@@ -106,6 +121,10 @@ def calibrate_command(
     host_sizes: tuple[int, int, int] | None,
     fit_share: float,
     tries: int,
+    model: str | None,
+    hardware: str | None,
+    tp: int,
+    precision: str | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -114,28 +133,35 @@ def calibrate_command(
     A measurement is a ledger (.sqlite), or a .jsonl with one request a line: input_toks, output_toks, queued_ts,
     scheduled_ts, first_token_ts, last_token_ts in seconds, as the engine saw them; or recorded requests (at_s,
     input_tokens, output_tokens, first_token_s, last_token_s, replica, cached_tokens). What the engine was started with
-    is not fitted and must be right.
+    is not fitted and must be right. Without measurements, --model and --hardware make the engine model that a plan
+    rests on, with no error to tell.
 
     \b
     Examples:
       trimtab calibrate requests.jsonl --kv-tokens 41408 --streams 256 --out replica.toml
       trimtab calibrate out/ledger.sqlite --engine slots --streams 4 --kv-tokens 8192 --budget-tokens 256 --host 2 1 2
+      trimtab calibrate --model Qwen/Qwen3-32B --hardware H100 --tp 2 --out replica.toml
 
     Exit codes: 0 fitted, 1 an error in the input, 2 usage.
     """
     if out is not None and len(measurements) > 1:
         raise click.UsageError("--out takes one measurement")
+    _check_asked(measurements, model, hardware, kv_tokens)
     slots = engine == "slots"
     if host_sizes is not None and not slots:
         raise click.UsageError("--host is for --engine slots")
     limits = Limits(
-        kv_tokens=kv_tokens,
+        kv_tokens=kv_tokens or 1,
         block_tokens=block_tokens,
         budget_tokens=budget_tokens,
         streams_max=streams,
         similarity=similarity if slots else None,
         host=None if host_sizes is None else HostSpec(**dict(zip(_HOST, host_sizes, strict=True))),
     )
+    if model is not None and hardware is not None:
+        served = Served(model=model, hardware=hardware, tp=tp, precision=precision)
+        _tell_priced(price(served, kv_tokens=kv_tokens, sizes=limits), out, as_json)
+        return
     found = [_calibrate(path, limits, fit_share, tries) for path in measurements]
     if out is not None:
         write_whole(out, _toml(found[0]))
@@ -144,6 +170,27 @@ def calibrate_command(
         return
     for one in found:
         _show(one, Console())
+
+
+def _check_asked(
+    measurements: Sequence[Path], model: str | None, hardware: str | None, kv_tokens: int | None
+) -> None:
+    """Raise `UsageError` unless there are either measurements or a model on some hardware."""
+    if (model is None) != (hardware is None):
+        raise click.UsageError("--model and --hardware go together")
+    if bool(measurements) == (model is not None):
+        raise click.UsageError("give MEASUREMENTS, or --model and --hardware without any")
+    if measurements and kv_tokens is None:
+        raise click.UsageError("--kv-tokens is missing: the KV that the measured engine had")
+
+
+def _tell_priced(priced: Priced, out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        write_whole(out, priced_toml(priced))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(priced)).decode())
+    else:
+        show_priced(priced, Console())
 
 
 def _calibrate(path: Path, limits: Limits, fit_share: float, tries: int) -> Calibration:
@@ -191,14 +238,7 @@ def _show(found: Calibration, console: Console) -> None:
         soft_wrap=True,
     )
     cost = fitted.cost
-    terms = (
-        f"{cost.overhead_ms:.3g}",
-        f"max({cost.weights_ms:.3g}, {cost.token_ms:.3g} x tokens)",
-        f"{cost.stream_ms:.3g} x streams",
-        f"{cost.context_ms:.3g} x context",
-        f"{cost.pair_ms:.3g} x pairs",
-    )
-    console.print(f"step = {' + '.join(terms)} ms", soft_wrap=True)
+    console.print(cost.formula, soft_wrap=True)
     if found.limits.host is not None:
         console.print(
             f"a request starts after {cost.start_ms:.3g} ms; each other replica at work on the host adds "
@@ -232,25 +272,12 @@ def _show(found: Calibration, console: Console) -> None:
 
 
 def _toml(found: Calibration) -> str:
-    cost, limits = found.fitted.cost, found.limits
-    lines = [
-        f"# Fitted by trimtab calibrate to {found.source}.",
-        "[replica]",
-        f"kv_tokens = {limits.kv_tokens}",
-        f"block_tokens = {limits.block_tokens}",
-        f"budget_tokens = {limits.budget_tokens}",
-        f"streams_max = {limits.streams_max}",
-    ]
-    if limits.similarity is not None:
-        lines += ['engine = "slots"', f"similarity = {limits.similarity}"]
-    if limits.host is not None:
-        host = msgspec.structs.replace(limits.host, contention=found.fitted.contention)
-        lines += ["", "[replica.host]"]
-        lines += [f"{name} = {getattr(host, name)}" for name in host.__struct_fields__]
-    lines += ["", "[replica.cost]"]
-    for name in cost.__struct_fields__:
-        value = getattr(cost, name)
-        lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+    fitted = found.fitted
     seen = [name for name, (count, _) in found.regimes.items() if count >= REGIME_SAMPLES_MIN]
-    lines.append(f"regimes = {msgspec.json.encode(seen).decode()}")
-    return "\n".join(lines) + "\n"
+    return replica_toml(
+        f"Fitted by trimtab calibrate to {found.source}.",
+        found.limits,
+        fitted.cost,
+        contention=fitted.contention,
+        regimes=seen,
+    )

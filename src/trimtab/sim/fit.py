@@ -193,7 +193,7 @@ def fit(
         )
     part, rest = range(cut), range(cut, len(measured))
     origin = np.log(_values(guess(measured, limits, part), limits))
-    best, loss, tries = _search(
+    best, loss, tries = search(
         lambda point: _loss(measured, limits, part, origin, point), origin, tries_max, on_try
     )
     cost, contention = _cost(best, limits, f"fitted to {cut} requests of {source}")
@@ -251,7 +251,7 @@ def _throughput_error(measured: Sequence[Measured], served: Sequence[Served]) ->
     return real / made - 1.0
 
 
-def _search(
+def search(
     loss: Callable[[NDArray[np.float64]], float],
     origin: NDArray[np.float64],
     tries_max: int,
