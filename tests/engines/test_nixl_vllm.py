@@ -228,7 +228,6 @@ async def prefilled(transfer: NixlTransfer, source: Running, what: dict[str, Any
             headers=((b"Content-Type", b"application/json"),),
             blocks=(),
             prompt_tokens=PROMPT_TOKENS_MIN,
-            deadline_s=0.0,
         ),
         view(source, Role.PREFILL),
     )

@@ -156,6 +156,7 @@ class HandOvers:
             )
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+            self._stays(seen.routed)
             raise
         except UpstreamError as error:
             refused = isinstance(error, UpstreamRefusedError)
@@ -194,6 +195,7 @@ class HandOvers:
             await self._carry(passage, routed, _what(exchange, body, headers, routed))
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+            self._stays(routed)
         except asyncio.CancelledError:
             passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))
             raise
@@ -202,6 +204,12 @@ class HandOvers:
             if passage.delivery is None:
                 self._let_go(passage)
         return passage
+
+    def _stays(self, routed: Routed | None) -> None:
+        """Count a prompt where it is computed after all."""
+        assert routed is not None
+        tokens = routed.prompt_tokens - routed.decision.predicted_cached_tokens
+        self._router.load.prefilled_here(routed.query.request_id, prefill_tokens=tokens)
 
     def _decide(self, routed: Routed, body: bytes, seen: Measurement) -> PrefillDecision:
         assert routed.replica is not None
@@ -319,7 +327,6 @@ def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Pr
         headers=tuple(headers),
         blocks=routed.query.blocks,
         prompt_tokens=routed.prompt_tokens,
-        deadline_s=0.0,
     )
 
 
