@@ -138,10 +138,10 @@ def test_merge_that_would_ask_for_a_split_again_is_not_made() -> None:
 
 def test_one_tick_is_not_enough_and_a_broken_streak_starts_anew() -> None:
     """Ticks in a row count."""
-    state, made = control(RolesState(), sees(ttft_ms_p90=900.0), RULES)
+    state, made = control(RolesState(), sees(ttft_ms_p90=900.0, ahead_work=2.6), RULES)
     assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.NOT_YET)
     state, _ = control(state, sees(at_s=60.0), RULES)
-    state, made = control(state, sees(at_s=120.0, ttft_ms_p90=900.0), RULES)
+    state, made = control(state, sees(at_s=120.0, ttft_ms_p90=900.0, ahead_work=2.6), RULES)
     assert made.reason is RoleReason.NOT_YET
 
 
@@ -172,7 +172,7 @@ def test_no_more_changes_than_allowed_within_an_hour_whatever_is_asked() -> None
     """Two a replica and hour are sixteen for eight, then nothing moves until the first of them is an hour old."""
     rules = msgspec.structs.replace(RULES, cooldown_s=0.0)
     state, moves, spent = RolesState(), [], 0
-    for tick in range(2 * 3600):
+    for tick in range(0, 2 * 3600, 5):
         wants_prefill = len(moves) % 2 == 0
         more = {"ttft_ms_p90": 450.0, "ahead_work": 2.6}
         values = more if wants_prefill else {"tpot_ms_p90": 34.0}
@@ -181,7 +181,7 @@ def test_no_more_changes_than_allowed_within_an_hour_whatever_is_asked() -> None
         if made.action is not RoleAction.HOLD:
             moves.append(made.at_s)
     within = [sum(at <= one < at + 3600.0 for one in moves) for at in moves]
-    assert (max(within), spent > 3000) == (16, True)
+    assert (max(within), spent > 600) == (16, True)
 
 
 def test_dear_transfers_raise_the_local_mark_step_by_step_and_cheap_ones_lower_it() -> None:
@@ -198,5 +198,5 @@ def test_dear_transfers_raise_the_local_mark_step_by_step_and_cheap_ones_lower_i
 
 def test_nothing_handed_over_lowers_the_local_mark_again_and_freezes_nothing() -> None:
     """Nobody can say that transfers are dear that did not happen."""
-    state, made = control(RolesState(local_factor=4.0), sees(), RULES)
+    _, made = control(RolesState(local_factor=4.0), sees(), RULES)
     assert (made.local_factor, made.reason) == (2.0, RoleReason.WITHIN_BAND)
