@@ -96,6 +96,8 @@ class HandOvers:
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
         self._unlearned = 0
         self._under_way: set[Passage] = set()
+        self.stays_local = False
+        """Set while failed hand-overs would fill the prefill side: nothing is sent ahead."""
         self.pool = PrefillPool(
             router.load,
             rules,
@@ -213,7 +215,8 @@ class HandOvers:
 
     def _decide(self, routed: Routed, body: bytes, seen: Measurement) -> PrefillDecision:
         assert routed.replica is not None
-        decision = self.pool.choose(routed, failed_before=seen.passage is not None)
+        failed = self.stays_local or seen.passage is not None
+        decision = self.pool.choose(routed, failed_before=failed)
         if decision.place is PrefillPlace.LOCAL:
             return decision
         if routed.exposure.whole:
