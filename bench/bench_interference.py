@@ -24,7 +24,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -224,13 +224,13 @@ def p99(values: Sequence[float]) -> float:
     return percentile(values, 0.99)
 
 
-METRICS: Final = {
+METRICS: Final[dict[str, Callable[[Row], float]]] = {
     "longest gap p99": lambda row: p99(row["gap_ms"]),
     "TTFT p50, chat": lambda row: statistics.median(row["ttft_ms"][CHAT]),
     "TTFT p95, chat": lambda row: percentile(row["ttft_ms"][CHAT], 0.95),
     "TTFT p50, long": lambda row: statistics.median(row["ttft_ms"][LONG]),
     "TPOT p95, chat": lambda row: percentile(row["tpot_ms"], 0.95),
-    "tokens/s": lambda row: row["tokens_per_s"],
+    "tokens/s": lambda row: float(row["tokens_per_s"]),
 }
 
 
