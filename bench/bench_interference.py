@@ -1,12 +1,13 @@
 """What long prompts do to running streams: mixed replicas by chunk size against one that prefills for the other.
 
-    python bench/bench_interference.py run FILE [--seed 1] [--seconds 20] [--chat-every 1.0] [--long-every 6.0]
+    python bench/bench_interference.py run FILE [--seed 1] [--load 0.5] [--longs 3] [--words 1000] [--arms ARM...]
     python bench/bench_interference.py score FILE...
 
 `run` is one round: every arm in an order of its own, each on a fresh fleet of two replicas (one thread each) with the
 same requests at the same times; a line of JSON for each arm is added to FILE. Rounds with other seeds go to the same
-file; the arms are so interleaved. Chats are short prompts with 100 tokens to answer, long prompts have about 1,400
-tokens that no replica holds.
+file; the arms are so interleaved. Chats are short prompts with 60 tokens to answer, long prompts have about 1.4 tokens
+a word that no replica holds. Both come at an even pace, by what is measured at the start of the round: chats keep one
+replica's decode busy for `--load` of its time, long prompts one replica's prefill.
 
 The longest gap of a stream is between two pieces of its answer, as the gateway saw it; its p99 is over the chats of an
 arm. Arms: `mixed N`: two mixed replicas of chunk N; `conditional`, `always remote`, `always local`: one replica decodes
@@ -23,9 +24,10 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scipy import stats
 
@@ -57,8 +59,9 @@ from trimtab.workloads.base import (
 from trimtab.workloads.words import WORDS
 
 CHAT, LONG = "chat", "long"
-CHAT_TOKENS, LONG_TOKENS = 100, 16
-LONG_WORDS: Final = 1_000
+CHAT_TOKENS, LONG_TOKENS = 60, 16
+TOKENS_A_WORD: Final = 1.4
+FIRST_LONG_S: Final = 2.0
 MIXED: Final = {"mixed 2048": 2048, "mixed 512": 512, "mixed 128": 128}
 ROLES: Final = {
     "conditional": PlaceRule.PREDICTED,
@@ -88,14 +91,31 @@ def config_of(arm: str, folder: Path) -> Config:
     )
 
 
-def load_of(seed: int, seconds: float, chat_every_s: float, long_every_s: float) -> Workload:
+class Pace(NamedTuple):
+    """How many of what come how often."""
+
+    chat_every_s: float
+    long_every_s: float
+    longs: int
+    words: int
+
+
+def pace_of(cost: CostModel, share: float, longs: int, words: int) -> Pace:
+    """Return the pace that keeps one replica's decode, and one's prefill, busy for a share of the time."""
+    chat_s = CHAT_TOKENS * cost.step_ms(2) / 2.0 / 1000.0
+    long_s = cost.prefill_ms(TOKENS_A_WORD * words) / 1000.0
+    return Pace(chat_s / share, long_s / share, longs, words)
+
+
+def load_of(seed: int, share: float, pace: Pace) -> Workload:
     """Return the arrivals of a round: chats and long prompts, each at its own even pace, prompts never the same."""
     rng = random.Random(seed)
-    times = [(at * chat_every_s, CHAT) for at in range(int(seconds / chat_every_s))]
-    times += [(2.0 + at * long_every_s, LONG) for at in range(int((seconds - 2.0) / long_every_s))]
+    seconds = FIRST_LONG_S + pace.longs * pace.long_every_s
+    times = [(at * pace.chat_every_s, CHAT) for at in range(int(seconds / pace.chat_every_s))]
+    times += [(FIRST_LONG_S + at * pace.long_every_s, LONG) for at in range(pace.longs)]
     planned = []
     for index, (at_s, label) in enumerate(sorted(times)):
-        words = rng.choices(WORDS, k=40 if label == CHAT else LONG_WORDS)
+        words = rng.choices(WORDS, k=40 if label == CHAT else pace.words)
         text = f"Write a long story with these words: {' '.join(words)}"
         tokens = CHAT_TOKENS if label == CHAT else LONG_TOKENS
         body = chat_body([Message("user", text)], max_tokens=tokens, temperature=0.0, seed=seed)
@@ -114,14 +134,21 @@ def load_of(seed: int, seconds: float, chat_every_s: float, long_every_s: float)
         name="interference",
         seed=seed,
         requests=tuple(planned),
-        description=f"a chat each {chat_every_s:g} s and a long prompt each {long_every_s:g} s",
+        description=f"load {share:g}, {pace.words} words",
         scale={"input_factor": 1.0},
         peak=PeakShape(low=1.0, high=1.0),
     )
 
 
-async def arm_row(arm: str, load: Workload, cost: CostModel | None) -> tuple[Row, CostModel]:
-    """Run one arm and return its figures with the cost that was measured, if none was given."""
+async def measured(arm: str) -> CostModel:
+    """Return what a prefill and a step cost now, on a fleet that is started for it."""
+    async with started(arm) as system:
+        return await measure_cost(system, MEASURE_S)
+
+
+@asynccontextmanager
+async def started(arm: str) -> AsyncIterator[System]:
+    """Start an arm's fleet in a folder of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         system = System(
@@ -132,15 +159,21 @@ async def arm_row(arm: str, load: Workload, cost: CostModel | None) -> tuple[Row
             secret_path=folder / "secret",
         )
         async with system:
-            if cost is None:
-                cost = await measure_cost(system, MEASURE_S)
-            system.use_cost(cost)
-            result = await run_load(system.url, load)
-            await system.ledger.flush()
-            row = figures(arm, load, system)
-            row["tokens_per_s"] = result.summary.output_tokens_per_s
-            row["errors"] = result.summary.errors
-        return row, cost
+            yield system
+
+
+async def arm_row(arm: str, load: Workload, cost: CostModel, pace: Pace) -> Row:
+    """Run one arm and return its figures."""
+    async with started(arm) as system:
+        system.use_cost(cost)
+        result = await run_load(system.url, load)
+        await system.ledger.flush()
+        row = figures(arm, load, system)
+        row["tokens_per_s"] = result.summary.output_tokens_per_s
+        row["errors"] = result.summary.errors
+        row["pace"] = pace._asdict()
+        row["step_ms"] = cost.step_ms(2)
+        return row
 
 
 def figures(arm: str, load: Workload, system: System) -> Row:
@@ -173,12 +206,14 @@ def figures(arm: str, load: Workload, system: System) -> Row:
 
 async def run(args: argparse.Namespace) -> None:
     """Run one round and add its rows to the file."""
-    load = load_of(args.seed, args.seconds, args.chat_every, args.long_every)
     order = list(args.arms or ARMS)
     random.Random(args.seed).shuffle(order)
-    cost: CostModel | None = None
+    cost = await measured(order[0])
+    pace = pace_of(cost, args.load, args.longs, args.words)
+    load = load_of(args.seed, args.load, pace)
+    print(pace, f"step {cost.step_ms(2):.1f} ms", file=sys.stderr)
     for arm in order:
-        row, cost = await arm_row(arm, load, cost)
+        row = await arm_row(arm, load, cost, pace)
         with args.file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(arm, f"gap p99 {p99(row['gap_ms']):.0f} ms", file=sys.stderr)
@@ -189,13 +224,13 @@ def p99(values: Sequence[float]) -> float:
     return percentile(values, 0.99)
 
 
-METRICS: Final = {
+METRICS: Final[dict[str, Callable[[Row], float]]] = {
     "longest gap p99": lambda row: p99(row["gap_ms"]),
     "TTFT p50, chat": lambda row: statistics.median(row["ttft_ms"][CHAT]),
     "TTFT p95, chat": lambda row: percentile(row["ttft_ms"][CHAT], 0.95),
     "TTFT p50, long": lambda row: statistics.median(row["ttft_ms"][LONG]),
     "TPOT p95, chat": lambda row: percentile(row["tpot_ms"], 0.95),
-    "tokens/s": lambda row: row["tokens_per_s"],
+    "tokens/s": lambda row: float(row["tokens_per_s"]),
 }
 
 
@@ -237,9 +272,9 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("file", type=Path)
     running.add_argument("--seed", type=int, default=1)
-    running.add_argument("--seconds", type=float, default=20.0)
-    running.add_argument("--chat-every", type=float, default=1.0)
-    running.add_argument("--long-every", type=float, default=6.0)
+    running.add_argument("--load", type=float, default=0.5)
+    running.add_argument("--longs", type=int, default=3)
+    running.add_argument("--words", type=int, default=1_000)
     running.add_argument("--arms", nargs="*", choices=ARMS)
     running.set_defaults(run=lambda args: asyncio.run(run(args)))
     scoring = commands.add_parser("score")

@@ -157,18 +157,31 @@ def _type_cell(field: shapes.Field) -> str:
     return type_words(field.type)
 
 
-def setting_rows(struct: type, words: Mapping[str, str]) -> list[list[str]]:
-    """Return key, description, range and default of a section's own settings."""
+def setting_rows(
+    struct: type, words: Mapping[str, str], *, inline: bool = False
+) -> list[list[str]]:
+    """Return key, description, range and default of a section's own settings.
+
+    `inline`: also those that are tables themselves, which in a list have no section of their own.
+    """
     return [
         [
             f"`{field.encode_name}`",
             description_of(field.type) or words[field.encode_name],
-            type_words(field.type),
+            _value_words(field.type),
             default_words(field),
         ]
         for field in fields_of(struct)
-        if not isinstance(bare(field.type), shapes.StructType)
+        if inline or not isinstance(bare(field.type), shapes.StructType)
     ]
+
+
+def _value_words(info: shapes.Type) -> str:
+    inner = bare(info)
+    if isinstance(inner, shapes.StructType):
+        keys = (f"`{each.encode_name}`: {type_words(each.type)}" for each in inner.fields)
+        return f"table of {', '.join(keys)}"
+    return type_words(info)
 
 
 def sections_of(config: type) -> Iterator[tuple[str, type]]:

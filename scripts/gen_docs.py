@@ -255,7 +255,8 @@ def configuration() -> str:
     parts = [NOTE.format(source="src/trimtab/core/config.py"), CONFIG_HEAD]
     for name, section in tables.sections_of(Config):
         text = "Speculation of the baseline revision." if section is revision.Speculation else ""
-        rows = tables.setting_rows(section, words.SETTINGS.get(section.__name__, {}))
+        told, inline = words.SETTINGS.get(section.__name__, {}), name[0] == "["
+        rows = tables.setting_rows(section, told, inline=inline)
         parts.append(f"## [{name}]\n\n{text or tables.said(section)}\n\n")
         parts.append(tables.table(["key", "what", "value", "default"], rows) + "\n")
     toml = tables.toml_of(msgspec.to_builtins(Config()))
@@ -380,8 +381,10 @@ def hand_over() -> str:
         for kind in sets
     ]
     shapes = (handover.HandOver, handover.PrefillScore, handover.PrefillDecision)
-    return tables.table(["set", "values", "what"], rows) + "\n" + "".join(
-        _shapes(shapes, defaults=False)
+    return (
+        tables.table(["set", "values", "what"], rows)
+        + "\n"
+        + "".join(_shapes(shapes, defaults=False))
     )
 
 

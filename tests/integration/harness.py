@@ -5,7 +5,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from fake_engine import FakeEngine
@@ -106,7 +106,7 @@ class Harness:
             **self._extra,
         )
 
-    async def __aenter__(self) -> "Harness":
+    async def __aenter__(self) -> Self:
         for number, engine in enumerate(self.engines):
             self.set_replica(f"r{number}", await engine.start())
         self.port = await self.gateway.start()

@@ -5,11 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from handover_kit import DECODE, NOTHING, PREFILL, Pair, long_body, right_text, text_of
+from handover_kit import DECODE, LONG, NOTHING, PREFILL, Pair, long_body, right_text, text_of
 from harness import until
 
 from trimtab.core.config_handover import PlaceRule
-from trimtab.core.handover import HandOverOutcome, PrefillPlace, PrefillReason
+from trimtab.core.handover import HandOverCause, HandOverOutcome, PrefillPlace, PrefillReason
 from trimtab.core.types import ReplicaState
 
 
@@ -211,6 +211,21 @@ async def test_link_is_learned_from_what_was_moved(tmp_path: Path) -> None:
     assert decision is not None
     assert decision.decision.remote is not None
     assert decision.decision.remote.terms["transfer"] > 3.0 * 302 * pair.handover.ms_per_token / 3.0
+
+
+async def test_full_decode_side_takes_parcels_in_their_turn(tmp_path: Path) -> None:
+    """Eight long prompts and eight short ones for two slots: all are served, and every parcel gets its slot."""
+    settings = {"place": PlaceRule.PREDICTED, "stall_weight": 5.0, "transfer_timeout_s": 5.0}
+    async with Pair(tmp_path, settings=settings, gateway={"streams_max": 64}) as pair:
+        pair.decode.gap_s = 0.01
+        bodies = [long_body(f"w{at}x", words=5 if at % 2 else LONG) for at in range(16)]
+        replies = await asyncio.gather(*(pair.post(body) for body in bodies))
+        await pair.record(of=16)
+        told, left = pair.told, pair.left_over
+    assert [text_of(one.body) for one in replies] == [right_text(body) for body in bodies]
+    assert {one.cause for one in told} <= {None, HandOverCause.SHORTFALL}
+    assert len(told) >= 4
+    assert left == NOTHING
 
 
 async def test_metrics_count_hand_overs(tmp_path: Path) -> None:

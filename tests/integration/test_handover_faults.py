@@ -130,7 +130,7 @@ async def test_client_that_leaves_in_the_middle_leaves_nothing(tmp_path: Path, a
             arrange(pair, at)
             before = len(pair.told)
             await leave_when(pair, long_body(f"q{number}x"), at)
-            await until(lambda before=before: len(pair.told) > before)  # type: ignore[misc]
+            await until(lambda before=before: len(pair.told) > before)
             pair.prefill.faults.clear()
             pair.decode.faults.clear()
             for engine in (pair.prefill, pair.decode):
@@ -207,7 +207,7 @@ async def test_memory_for_parcels_is_bounded(tmp_path: Path) -> None:
 async def test_parcel_that_nobody_asks_for_goes_with_its_lease(tmp_path: Path) -> None:
     """A file whose hand-over got lost is removed when its lease ends, without another request."""
     async with Pair(tmp_path, settings={"parcel_lease_s": 0.2}) as pair:
-        pair.hand_overs._let_go = lambda _: None  # type: ignore[method-assign]
+        pair.hand_overs._let_go = lambda passage: None  # type: ignore[method-assign]
         pair.decode.faults.append(Fault.RESTORE_HANGS)
         asking = asyncio.create_task(ask(pair, long_body("word")))
         await until(lambda: any(tmp_path.iterdir()))

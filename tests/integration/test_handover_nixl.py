@@ -248,6 +248,22 @@ async def test_client_that_leaves_ends_the_prefill(tmp_path: Path) -> None:
     assert (left, found.decode.computed_tokens) == (NOTHING, 0)
 
 
+async def test_nothing_is_sent_ahead_while_failed_hand_overs_would_fill_the_pool(
+    tmp_path: Path,
+) -> None:
+    """What a diagnosis of the servers' pages switches off, it switches on again."""
+    async with made(tmp_path) as found:
+        hand_overs = found.pair.system.hand_overs
+        hand_overs.stays_local = True
+        first = await found.ask("a")
+        hand_overs.stays_local = False
+        second = await found.ask("b")
+        await found.pair.records(2)
+        replicas = [record.prefill_replica for record in found.pair.system.records]
+    assert (first, second) == ((200, found.right("a")), (200, found.right("b")))
+    assert replicas == [None, PREFILL]
+
+
 async def test_prefill_server_that_is_gone_leaves_prompts_local(tmp_path: Path) -> None:
     """A dead pool is noticed by the fleet's checks; requests never wait for it."""
     async with made(tmp_path) as found:

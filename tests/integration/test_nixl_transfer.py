@@ -45,7 +45,6 @@ class Rig:
             headers=(),
             blocks=(),
             prompt_tokens=WORDS,
-            deadline_s=0.0,
         )
         return await self.transfer.prefill(what, view(self.prefill, "p", kv))
 

@@ -67,10 +67,10 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 0.75
     work_low: Annotated[
         float,
-        Meta(ge=0, le=1, description="Busy share of prefill replicas from which one may come."),
+        Meta(ge=0, le=1, description="Busy share below which prefill replicas have little to do."),
     ] = 0.30
     work_high: Annotated[
-        float, Meta(gt=0, le=1, description="Busy share up to which one of them may go.")
+        float, Meta(gt=0, le=1, description="Busy share from which another may come.")
     ] = 0.60
     changes_per_hour: Annotated[
         float, Meta(gt=0, description="Most changes a replica and hour, mean over all replicas.")

@@ -206,7 +206,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to be prefilled for another replica. `body` is the client's, declared edits made; it is not kept.
 
     `path`: of the /v1 route; `headers`: what the replica is told beside it; `blocks`: the prompt's hashed blocks, by
-    which a prefill side finds what it holds; `deadline_s`: of the monotonic clock.
+    which a prefill side finds what it holds.
     """
 
     request_id: str
@@ -215,7 +215,6 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[bytes, bytes], ...]
     blocks: tuple[int, ...]
     prompt_tokens: int
-    deadline_s: float
 
 
 class KvTransfer(Protocol):
@@ -230,7 +229,10 @@ class KvTransfer(Protocol):
         ...
 
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:
-        """Bring a parcel to where it is decoded, or say what makes the decode side fetch it."""
+        """Bring a parcel to where it is decoded, or say what makes the decode side fetch it.
+
+        `deadline_s`: of the monotonic clock, until which room there may be waited for.
+        """
         ...
 
     def discard(self, parcel: Parcel) -> None:

@@ -33,6 +33,7 @@ class RoleReason(StrEnum):
     FEW_LONG_PROMPTS = "few_long_prompts"
     LAST_OF_ITS_ROLE = "last_of_its_role"
     PREFILL_IDLE = "prefill_idle"
+    PREFILL_HAS_ROOM = "prefill_has_room"
     CHANGES_SPENT = "changes_spent"
 
 

@@ -7,7 +7,7 @@ holds:
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
     decode needs, prefill has little to do     more decode, however late first tokens are (the last one: merge)
-    decode needs, long prompts stall it        more prefill: TPOT that rises for prompts beside it is no want of decode
+    decode needs, long prompts stall it        more prefill, if its replicas are at work: no want of decode
     prefill needs, decode stands N / (N - 1)   more prefill, if its replicas are at work (from none: split)
     decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
@@ -16,7 +16,7 @@ one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from about w 
 
 A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`, and
 from prefill only if the work sent there keeps the rest busy for at most `work_high` of the time; another prefill
-replica comes only where those there are busy for `work_low` of it.
+replica comes only where those there are busy for as much. Below `work_low` of it they have little to do.
 A rule must hold for `ticks` ticks in a row, and after a change nothing moves for `cooldown_s` (longer than the time to
 change plus the window), twice as long for each change that took the last one back, up to eight times. No more than
 `changes_per_hour` times the replicas change within an hour, whatever happens.
@@ -61,7 +61,8 @@ class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What the control is told. Times in seconds; shares and ratios from 0.
 
     `long_share_min`: replicas' worth of long prompts on the decode side from which they are worth a prefill replica.
-    `work_low`, `work_high`: busy share of prefill replicas from which another may come, up to which one may go.
+    `work_low`, `work_high`: busy share of prefill replicas below which they have little to do, above which they are at
+    work: another may come there, and one may go only if the others stay below it.
     `changes_per_hour`: role changes of a replica, mean over all; `transfer_high`: part of the TTFT target.
     """
 
@@ -214,7 +215,8 @@ def _wanted(
     if needs_decode and _is_idle(seen, rules):
         # Prompts are computed beside answers all the same: what prefills has nothing to do and can answer.
         return _from_idle(seen, rules)
-    if needs_decode and seen.local_work >= rules.long_share_min and seen.decode > 1:
+    stalled = needs_decode and seen.local_work >= rules.long_share_min
+    if stalled and seen.decode > 1 and _is_busy(seen, rules):
         return RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL
     if needs_prefill and needs_decode and s_decode * 1.5 > s_prefill and s_prefill * 1.5 > s_decode:
         return RoleAction.HOLD, RoleReason.BOTH_NEED
@@ -251,15 +253,20 @@ def _more_prefill(
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
     if not _stands(s_decode, seen.decode, rules.rest_below):
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
-    if _is_idle(seen, rules):
-        # First tokens are late for another reason: more replicas that prefill would have nothing to do.
-        return RoleAction.HOLD, RoleReason.PREFILL_IDLE
+    if not _is_busy(seen, rules):
+        # First tokens are late for another reason: more replicas that prefill would have little to do.
+        return RoleAction.HOLD, RoleReason.PREFILL_HAS_ROOM
     return RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS
 
 
 def _is_idle(seen: RolesSeen, rules: RoleRules) -> bool:
     assert seen.ahead_work is not None
     return seen.ahead_work < rules.work_low * seen.prefill
+
+
+def _is_busy(seen: RolesSeen, rules: RoleRules) -> bool:
+    assert seen.ahead_work is not None
+    return seen.ahead_work >= rules.work_high * seen.prefill
 
 
 def _from_idle(seen: RolesSeen, rules: RoleRules) -> tuple[RoleAction, RoleReason]:

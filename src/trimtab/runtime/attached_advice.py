@@ -13,8 +13,9 @@ from trimtab.core.handover import ReplicaLabels
 from trimtab.core.layout import PlanInputError
 from trimtab.core.links import find_link
 from trimtab.core.served import ServerSample
+from trimtab.core.types import Role
 from trimtab.diagnosis.served_advice import Answer, Outcome, ServedAdvice, Subject
-from trimtab.diagnosis.served_facts import ServedFacts, TransferFacts
+from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.diagnosis.served_rules_transfer import SOCKETS
 from trimtab.diagnosis.traffic_cost import cost_from_traffic, differs
 from trimtab.policies.links import LinkRate
@@ -45,12 +46,14 @@ class AttachedAdvisor:
         attached = self._system.attached
         assert attached is not None, "only attached servers are advised about"
         histories, at_s = attached.fleet.histories(), self._system.clock.wall_s()
-        facts = ServedFacts(transfer=self._transfer_facts())
+        facts = ServedFacts(transfer=self._transfer_facts(), hand_off=self._hand_off_facts())
         advice = await asyncio.to_thread(advise_attached, histories, at_s=at_s, facts=facts)
         if advice is None:
             return
         event = Diagnosed(diagnosis=advice.diagnosis, scope=SCOPE)
         self._system.ledger.append(event, cause_id=self._system.started_event, durable=True)
+        # KV that failed hand-offs keep would fill the prefill side: nothing is sent ahead until they end well.
+        self._system.hand_overs.stays_local = fills_up(advice)
         if said := advice_words(advice):
             self._say(f"servers     {said}")
 
@@ -59,6 +62,13 @@ class AttachedAdvisor:
         labels = [info.labels for info in self._system.fleet.infos()]
         rates = [rate for _, _, rate in self._system.hand_overs.pool.links.rates()]
         return transfer_facts(labels, rates)
+
+    def _hand_off_facts(self) -> HandOffFacts | None:
+        """Return how long prefill servers keep what nobody fetches; None where no server prefills for others."""
+        if all(info.role is not Role.PREFILL for info in self._system.fleet.infos()):
+            return None
+        handover = self._system.config.handover
+        return HandOffFacts(hold_s=handover.nixl_lease_s, timeout_s=handover.prefill_timeout_s)
 
     def _learn(self) -> None:
         """Route by what traffic shows, once it shows something else than before."""
@@ -117,8 +127,8 @@ def _link_rate(name: str) -> float | None:
 
 
 def advice_words(advice: ServedAdvice) -> str:
-    """Say in one line what binds, what would relieve it, and why transfers are slow; empty where that is not told."""
-    slow = _slow_transfers(advice)
+    """Say in one line what binds, what would relieve it, and what is wrong with transfers; empty without any."""
+    slow = ". ".join(said for said in (_slow_transfers(advice), _leaks(advice)) if said)
     if advice.binding is None:
         return slow
     binding = advice.binding
@@ -136,6 +146,19 @@ def _slow_transfers(advice: ServedAdvice) -> str:
     if found is None or found.answer not in SLOW:
         return ""
     return f"transfers of KV are bound by {found.answer.value}: {found.because}"
+
+
+def fills_up(advice: ServedAdvice) -> bool:
+    """Say whether KV that failed hand-overs keep is predicted to fill a prefill server."""
+    found = advice.judgement(Subject.BLOCK_LEAK)
+    return found is not None and found.answer is Answer.EXHAUSTS
+
+
+def _leaks(advice: ServedAdvice) -> str:
+    found = advice.judgement(Subject.BLOCK_LEAK)
+    if found is None or not fills_up(advice):
+        return ""
+    return f"KV that nobody fetches fills the pool: {found.because}"
 
 
 def _proposal(lever: str, gain_share_max: float | None) -> str:

@@ -46,6 +46,7 @@ from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_books import HandOverBooks
 from trimtab.runtime.handover_passage import Passage
+from trimtab.runtime.handover_rooms import Place, Rooms
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
 from trimtab.runtime.wire import Pairs
@@ -96,6 +97,8 @@ class HandOvers:
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
         self._unlearned = 0
         self._under_way: set[Passage] = set()
+        self.stays_local = False
+        """Set while failed hand-overs would fill the prefill side: nothing is sent ahead."""
         self.pool = PrefillPool(
             router.load,
             rules,
@@ -103,6 +106,7 @@ class HandOvers:
             told=LinkRate(setup_ms=config.setup_ms, ms_per_token=config.ms_per_token),
             sends_whole=sends_whole,
         )
+        self._rooms = Rooms()
         self.books = HandOverBooks(self.pool, sink)
 
     @property
@@ -122,6 +126,7 @@ class HandOvers:
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links goes with it."""
         self.pool.links.forget(replica)
+        self._rooms.forget(replica)
         self._on_forget(replica)
 
     def use_cost(self, cost: CostModel) -> None:
@@ -146,7 +151,24 @@ class HandOvers:
 
         It is the same body unless KV was delivered. What is raised inside tells how the decode side took it.
         """
-        passage = await self._ahead(exchange, body, headers, seen)
+        assert seen.routed is not None
+        assert seen.routed.replica is not None
+        if not self._router.load.has_prefill:
+            yield body
+            return
+        place = self._rooms.place(seen.routed.replica)
+        try:
+            passage = await self._ahead(exchange, body, headers, seen, place)
+            await place.take()
+            async with self._carrying(exchange, body, passage, seen) as sent:
+                yield sent
+        finally:
+            place.give()
+
+    @asynccontextmanager
+    async def _carrying(
+        self, exchange: Exchange, body: bytes, passage: Passage | None, seen: Measurement
+    ) -> AsyncIterator[bytes]:
         if passage is None or passage.delivery is None:
             yield body
             return
@@ -156,6 +178,7 @@ class HandOvers:
             )
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+            self._stays(seen.routed)
             raise
         except UpstreamError as error:
             refused = isinstance(error, UpstreamRefusedError)
@@ -169,13 +192,11 @@ class HandOvers:
             self._let_go(passage)
 
     async def _ahead(
-        self, exchange: Exchange, body: bytes, headers: Pairs, seen: Measurement
+        self, exchange: Exchange, body: bytes, headers: Pairs, seen: Measurement, place: Place
     ) -> Passage | None:
         routed, load = seen.routed, self._router.load
         assert routed is not None
         assert routed.replica is not None
-        if not load.has_prefill:
-            return None
         decision, factors = self._decide(routed, body, seen), self.pool.corrections
         seen.decided_s = self._clock.mono_s()
         seen.prefill = PrefillScore(
@@ -191,9 +212,10 @@ class HandOvers:
         seen.passage = passage
         self._under_way.add(passage)
         try:
-            await self._carry(passage, routed, _what(exchange, body, headers, routed))
+            await self._carry(passage, routed, _what(exchange, body, headers, routed), place)
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
+            self._stays(routed)
         except asyncio.CancelledError:
             passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))
             raise
@@ -203,9 +225,16 @@ class HandOvers:
                 self._let_go(passage)
         return passage
 
+    def _stays(self, routed: Routed | None) -> None:
+        """Count a prompt where it is computed after all."""
+        assert routed is not None
+        tokens = routed.prompt_tokens - routed.decision.predicted_cached_tokens
+        self._router.load.prefilled_here(routed.query.request_id, prefill_tokens=tokens)
+
     def _decide(self, routed: Routed, body: bytes, seen: Measurement) -> PrefillDecision:
         assert routed.replica is not None
-        decision = self.pool.choose(routed, failed_before=seen.passage is not None)
+        failed = self.stays_local or seen.passage is not None
+        decision = self.pool.choose(routed, failed_before=failed)
         if decision.place is PrefillPlace.LOCAL:
             return decision
         if routed.exposure.whole:
@@ -220,7 +249,7 @@ class HandOvers:
             return self.pool.choose(routed, can_travel=False)
         return decision
 
-    async def _carry(self, passage: Passage, routed: Routed, what: Prefill) -> None:
+    async def _carry(self, passage: Passage, routed: Routed, what: Prefill, place: Place) -> None:
         """Prefill and deliver; the prompt counts on its prefill replica until that is over."""
         load, index, source = self._router.load, self._router.index, passage.source
         ahead = f"{what.request_id} ahead"
@@ -232,6 +261,7 @@ class HandOvers:
         index.record(source.id, what.blocks, self._clock.mono_s())
         try:
             passage.parcel = await self._prefilled(passage, what)
+            await self._take(place, passage)
             await self._deliver(passage, passage.parcel)
         finally:
             load.finished(ahead)
@@ -253,6 +283,17 @@ class HandOvers:
         finally:
             self._guard.saw(source.id, outcome, self._clock.mono_s())
         return parcel
+
+    async def _take(self, place: Place, passage: Passage) -> None:
+        """Wait for a place on the decode side, as long as a parcel may lie."""
+        wait_s = self._config.parcel_lease_s
+        try:
+            async with asyncio.timeout(wait_s):
+                await place.take()
+        except TimeoutError as error:
+            raise HandOverError(
+                HandOverCause.DECODE_FULL, f"{passage.target.id} had no room for {wait_s:g} s"
+            ) from error
 
     async def _deliver(self, passage: Passage, parcel: Parcel) -> None:
         wait_s = self._config.transfer_timeout_s
@@ -319,7 +360,6 @@ def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Pr
         headers=tuple(headers),
         blocks=routed.query.blocks,
         prompt_tokens=routed.prompt_tokens,
-        deadline_s=0.0,
     )
 
 

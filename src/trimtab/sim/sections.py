@@ -241,10 +241,10 @@ class RoleControlSection(Strict, frozen=True, kw_only=True, forbid_unknown_field
     ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a move.")] = 3
     samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
     work_low: Annotated[
-        float, Meta(ge=0, le=1, description="Busy share of prefill replicas where one may come.")
+        float, Meta(ge=0, le=1, description="Busy share below which prefill replicas are idle.")
     ] = 0.30
     work_high: Annotated[
-        float, Meta(gt=0, le=1, description="Busy share up to which one of them may go.")
+        float, Meta(gt=0, le=1, description="Busy share from which one more may come.")
     ] = 0.60
     changes_per_hour: Annotated[
         float, Meta(gt=0, description="Most role changes a replica and hour, mean over all.")

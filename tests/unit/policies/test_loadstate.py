@@ -112,3 +112,16 @@ def test_removed_replica_leaves_the_view_and_its_requests_end_quietly() -> None:
     load.finished("r")
     assert [replica.id for replica in load.view(0.0).replicas] == ["a"]
     assert load.in_flight == 0
+
+
+def test_prompt_that_does_not_travel_counts_where_it_is_computed_after_all() -> None:
+    """A prompt sent ahead in vain is work of its decode side again, and of nobody once its request has ended."""
+    load = fleet("r0")
+    load.admitted("q", "r0", prefill_tokens=500, decode_tokens=10)
+    load.prefilled_elsewhere("q")
+    away = load.view(0.0).replicas[0].prefill_tokens_outstanding
+    load.prefilled_here("q", prefill_tokens=500)
+    back = load.view(0.0).replicas[0].prefill_tokens_outstanding
+    load.finished("q")
+    left = load.view(0.0).replicas[0].prefill_tokens_outstanding
+    assert (away, back, left) == (0, 500, 0)

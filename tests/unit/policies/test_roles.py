@@ -51,7 +51,12 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
     ("changes", "action", "reason"),
     [
         ({}, RoleAction.HOLD, RoleReason.WITHIN_BAND),
-        ({"ttft_ms_p90": 400.0}, RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS),
+        (
+            {"ttft_ms_p90": 400.0, "ahead_work": 2.6},
+            RoleAction.MORE_PREFILL,
+            RoleReason.PREFILL_NEEDS,
+        ),
+        ({"ttft_ms_p90": 400.0}, RoleAction.HOLD, RoleReason.PREFILL_HAS_ROOM),
         ({"tpot_ms_p90": 30.0}, RoleAction.MORE_DECODE, RoleReason.DECODE_NEEDS),
         (
             {"ttft_ms_p90": 900.0, "kv_used_share": 0.95},
@@ -60,10 +65,21 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
         ),
         ({"ttft_ms_p90": 900.0, "preemptions": 3}, RoleAction.MORE_DECODE, RoleReason.DECODE_FULL),
         (
-            {"tpot_ms_p90": 30.0, "local_work": 1.5},
+            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6},
             RoleAction.MORE_PREFILL,
             RoleReason.LONG_PROMPTS_STALL,
         ),
+        (
+            {"tpot_ms_p90": 30.0, "ttft_ms_p90": 490.0, "local_work": 1.5, "ahead_work": 0.9},
+            RoleAction.MORE_DECODE,
+            RoleReason.PREFILL_IDLE,
+        ),
+        (
+            {"tpot_ms_p90": 30.0, "prefill": 1, "ahead_work": 0.1},
+            RoleAction.MERGE,
+            RoleReason.FEW_LONG_PROMPTS,
+        ),
+        ({"tpot_ms_p90": 30.0, "ahead_work": 2.6}, RoleAction.HOLD, RoleReason.REST_TOO_BUSY),
         ({"ttft_ms_p90": 500.0, "tpot_ms_p90": 38.0}, RoleAction.HOLD, RoleReason.BOTH_NEED),
         ({"ttft_ms_p90": 100.0, "tpot_ms_p90": 10.0}, RoleAction.MERGE, RoleReason.BOTH_LOW),
         ({"ttft_ms_p90": 400.0, "decode": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
@@ -92,6 +108,7 @@ def test_each_cause_moves_roles_its_own_way(
         {"kv_used_share": None},
         {"preemptions": None},
         {"local_work": None},
+        {"ahead_work": None},
         {"samples": 3},
     ],
 )
@@ -121,10 +138,10 @@ def test_merge_that_would_ask_for_a_split_again_is_not_made() -> None:
 
 def test_one_tick_is_not_enough_and_a_broken_streak_starts_anew() -> None:
     """Ticks in a row count."""
-    state, made = control(RolesState(), sees(ttft_ms_p90=900.0), RULES)
+    state, made = control(RolesState(), sees(ttft_ms_p90=900.0, ahead_work=2.6), RULES)
     assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.NOT_YET)
     state, _ = control(state, sees(at_s=60.0), RULES)
-    state, made = control(state, sees(at_s=120.0, ttft_ms_p90=900.0), RULES)
+    state, made = control(state, sees(at_s=120.0, ttft_ms_p90=900.0, ahead_work=2.6), RULES)
     assert made.reason is RoleReason.NOT_YET
 
 
@@ -133,7 +150,8 @@ def test_nothing_moves_while_cooling_down_and_longer_after_a_move_was_taken_back
     state, moves = RolesState(), []
     for tick in range(400):
         wants_prefill = len(moves) % 2 == 0
-        values = {"ttft_ms_p90": 450.0} if wants_prefill else {"tpot_ms_p90": 34.0}
+        more = {"ttft_ms_p90": 450.0, "ahead_work": 2.6}
+        values = more if wants_prefill else {"tpot_ms_p90": 34.0}
         state, made = control(state, sees(at_s=10.0 * tick, **values), RULES)
         if made.action is not RoleAction.HOLD:
             moves.append(made.at_s)
@@ -148,3 +166,37 @@ def test_window_mean_keeps_one_bad_tick_from_counting_for_more_than_twice_the_ta
     for tick, value in enumerate((200.0, 200.0, 1e6, 200.0)):
         state, made = control(state, sees(at_s=10.0 * tick, ttft_ms_p90=value), RULES)
     assert made.ttft_ratio == pytest.approx((0.4 * 3 + 2.0) / 4)
+
+
+def test_no_more_changes_than_allowed_within_an_hour_whatever_is_asked() -> None:
+    """Two a replica and hour are sixteen for eight, then nothing moves until the first of them is an hour old."""
+    rules = msgspec.structs.replace(RULES, cooldown_s=0.0)
+    state, moves, spent = RolesState(), [], 0
+    for tick in range(0, 2 * 3600, 5):
+        wants_prefill = len(moves) % 2 == 0
+        more = {"ttft_ms_p90": 450.0, "ahead_work": 2.6}
+        values = more if wants_prefill else {"tpot_ms_p90": 34.0}
+        state, made = control(state, sees(at_s=float(tick), **values), rules)
+        spent += made.reason is RoleReason.CHANGES_SPENT
+        if made.action is not RoleAction.HOLD:
+            moves.append(made.at_s)
+    within = [sum(at <= one < at + 3600.0 for one in moves) for at in moves]
+    assert (max(within), spent > 600) == (16, True)
+
+
+def test_dear_transfers_raise_the_local_mark_step_by_step_and_cheap_ones_lower_it() -> None:
+    """At most one step a window; roles do not move for it, and what would help is named while it is up."""
+    state, factors = RolesState(), []
+    for tick in range(60):
+        transfer = 200.0 if tick < 30 else 20.0
+        state, made = control(state, sees(at_s=10.0 * tick, transfer_ms_p90=transfer), RULES)
+        factors.append(made.local_factor)
+        assert (made.action, bool(made.advice)) == (RoleAction.HOLD, made.local_factor > 1.0)
+    steps = [one for one, _ in itertools.groupby(factors)]
+    assert steps == [2.0, 4.0, 8.0, 4.0, 2.0, 1.0]
+
+
+def test_nothing_handed_over_lowers_the_local_mark_again_and_freezes_nothing() -> None:
+    """Nobody can say that transfers are dear that did not happen."""
+    _, made = control(RolesState(local_factor=4.0), sees(), RULES)
+    assert (made.local_factor, made.reason) == (2.0, RoleReason.WITHIN_BAND)

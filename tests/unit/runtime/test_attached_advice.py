@@ -5,10 +5,10 @@ from scrape_kit import Hist, Load, vllm
 
 from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.served import ServerSample
-from trimtab.diagnosis.served_facts import ServedFacts, TransferFacts
+from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.engines.served import read_sample
 from trimtab.policies.links import LinkRate
-from trimtab.runtime.attached_advice import advice_words, advise_attached, transfer_facts
+from trimtab.runtime.attached_advice import advice_words, advise_attached, fills_up, transfer_facts
 
 LOAD = Load(running=4, waiting=0, kv=0.3)
 
@@ -88,6 +88,37 @@ def test_slow_transfer_is_said_with_its_cause(
 ) -> None:
     """Each of the four causes has its own words, without a person writing a file of facts."""
     assert said in words(load, labels, rates)
+
+
+POOL = '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{block_size="16",num_gpu_blocks="{}"}} 1\n'
+
+
+@pytest.mark.parametrize(
+    ("expired", "pool", "hold_s", "full"),
+    [
+        (50, 60_000, 300.0, True),
+        (10, 8_000, 600.0, True),
+        (25, 30_000, 300.0, True),
+        (2, 60_000, 300.0, False),
+        (50, 60_000, 30.0, False),
+        (0, 60_000, 300.0, False),
+    ],
+)
+def test_failed_hand_overs_that_would_fill_the_pool_switch_it_off(
+    expired: int, pool: int, hold_s: float, full: bool
+) -> None:
+    """Blocks of a mean prompt, times those that expired in a minute, for as long as each is kept."""
+    load = LOAD.but(prompt_length=Hist(100, 6400), finished=10, expired=expired)
+    before = load.but(prompt_length=Hist(0, 0.0), expired=0)
+    pages = tuple(
+        read_sample((vllm(one) + POOL.format(pool)).encode(), source="p", at_s=60.0 * number)
+        for number, one in enumerate((before, load))
+    )
+    facts = ServedFacts(hand_off=HandOffFacts(hold_s=hold_s, timeout_s=20.0))
+    advice = advise_attached([("p", pages)], at_s=61.0, facts=facts)
+    assert advice is not None
+    assert fills_up(advice) is full
+    assert ("disaggregation off" in advice_words(advice)) is full
 
 
 def test_transfer_that_is_not_slow_is_not_spoken_of() -> None:

@@ -1,0 +1,113 @@
+"""What is known of prefill replicas and their links when a prompt's place is decided."""
+
+import pytest
+from router_kit import query, router
+
+from trimtab.core.cost import CostModel
+from trimtab.core.handover import NO_LABELS, PrefillDecision, PrefillPlace, ReplicaLabels
+from trimtab.core.types import ReplicaState, Role
+from trimtab.policies.local_prefill import PrefillRules
+from trimtab.policies.prefill_pool import LinkRate, PrefillPool
+from trimtab.policies.router import Router
+
+COST = CostModel(
+    prefill_base_ms=1.0,
+    prefill_ms_per_token=1.0,
+    step_base_ms=20.0,
+    step_ms_per_stream=5.0,
+    prefill_samples=10,
+    step_samples=10,
+    source="test",
+)
+TOLD = LinkRate(setup_ms=5.0, ms_per_token=0.02)
+HERE, THERE = ReplicaLabels(host="here"), ReplicaLabels(host="there")
+
+
+def fleet(**places: ReplicaLabels) -> Router:
+    """Return a router before `d`, which decodes here, and prefill replicas at their places."""
+    made = router("d")
+    roles = {"d": (Role.DECODE, HERE)} | {
+        name: (Role.PREFILL, labels) for name, labels in places.items()
+    }
+    for name, (role, labels) in roles.items():
+        made.load.set_replica(
+            id=name,
+            url=f"http://{name}",
+            role=role,
+            revision="v",
+            state=ReplicaState.READY,
+            slots=8,
+            kv_key="k",
+            labels=labels,
+        )
+    return made
+
+
+def pool(made: Router) -> PrefillPool:
+    rules = PrefillRules(chunk_tokens=64, always=PrefillPlace.REMOTE)
+    return PrefillPool(made.load, rules, cost=COST, told=TOLD)
+
+
+def chosen(made: Router, asked: PrefillPool) -> PrefillDecision:
+    """Route another request to the only replica that decodes, and decide for it."""
+    return asked.choose(made.route(query(f"q{made.load.in_flight}")))
+
+
+@pytest.mark.parametrize("places", [(THERE, HERE), (NO_LABELS, HERE), (THERE, NO_LABELS)])
+def test_of_replicas_that_cost_the_same_the_nearest_prefills(
+    places: tuple[ReplicaLabels, ReplicaLabels],
+) -> None:
+    """Nothing was handed over yet: labels alone tell them apart, and an unlabelled one may be near."""
+    made = fleet(a=places[0], b=places[1])
+    assert chosen(made, pool(made)).replica == "b"
+
+
+def test_dear_link_is_avoided_by_pairs_alike() -> None:
+    """What one pair across hosts took is expected of the others across hosts, before they are tried."""
+    made = fleet(a=THERE, b=THERE, c=HERE)
+    asked = pool(made)
+    away = chosen(made, asked)
+    assert away.replica == "c"
+    across = PrefillDecision(
+        request_id="q", place=PrefillPlace.REMOTE, replica="a", reason=away.reason
+    )
+    asked.moved(across, "d", tokens=1000.0, setup_ms=5.0, ms=2000.0)
+    terms = {one.replica: one.terms["transfer"] for one in chosen(made, asked).others}
+    assert terms["b"] == pytest.approx(terms["a"])
+    assert terms["b"] > 1000 * TOLD.ms_per_token
+
+
+def test_rate_of_a_pair_is_its_own_once_it_handed_over() -> None:
+    """A pair that is faster than those alike is known to be."""
+    made = fleet(a=HERE, b=HERE)
+    asked = pool(made)
+    for replica, ms in (("a", 100.0), ("b", 1.0)):
+        one = PrefillDecision(
+            request_id="q",
+            place=PrefillPlace.REMOTE,
+            replica=replica,
+            reason=chosen(made, asked).reason,
+        )
+        for _ in range(30):
+            asked.moved(one, "d", tokens=1000.0, setup_ms=5.0, ms=ms, size_bytes=1e6)
+    assert chosen(made, asked).replica == "b"
+    rates = {source: rate for source, _, rate in asked.links.rates()}
+    assert rates["b"].bytes_per_s == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("key", ["", "other"])
+def test_replica_of_another_kv_key_never_pairs(key: str) -> None:
+    """An unknown key pairs with nothing either."""
+    made = fleet(a=HERE)
+    made.load.set_replica(
+        id="a",
+        url="http://a",
+        role=Role.PREFILL,
+        revision="v",
+        state=ReplicaState.READY,
+        slots=8,
+        kv_key=key,
+        labels=HERE,
+    )
+    decision = chosen(made, pool(made))
+    assert (decision.place, decision.reason.value) == (PrefillPlace.LOCAL, "kv_keys_differ")
