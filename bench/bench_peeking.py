@@ -25,18 +25,19 @@ from bench.peeking import Course, Scenario, Stream
 
 SCENARIOS = {
     "aa": (Scenario(name="aa", per_minute=4.0), 2000),
-    "gain": (Scenario(name="gain", ratio=0.8, per_minute=12.0), 200),
-    # A peak cycle of a day, as records have it unless they say otherwise, and ten times the requests.
+    "gain": (Scenario(name="gain", ratio=0.8, per_minute=30.0, window_s=3600.0), 200),
+    # A peak cycle of a day, as records have it unless they say otherwise.
     "cut": (
         Scenario(
             name="cut",
             ratio=0.8,
             rare_ratio=1.3,
-            windows=72,
-            per_minute=60.0,
+            windows=120,
+            window_s=3600.0,
+            per_minute=100.0,
             cycle_windows=24.0,
         ),
-        100,
+        40,
     ),
 }
 FEW = {"aa": 4, "gain": 2, "cut": 0}

@@ -63,9 +63,10 @@ BASELINE = Revision(
     model=Model(path="model.gguf", sha256="ab" * 32, name="small"),
 )
 EXTRAS = ArmExtras(memory_bytes_baseline=1e9, memory_bytes_candidate=1e9, outputs_n=20, floor_n=20)
-WINDOW_S = 3600.0
 LOOK_S = 60.0
-ACTIVE_SESSIONS = 24
+SESSIONS_MIN, SESSIONS_PER_MINUTE = 24, 2.0
+"""Sessions at a time: each asks about every two minutes, and there are some even where little is asked."""
+
 RARE = "rare"
 
 
@@ -81,6 +82,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rare_ratio: float | None = None
     rare_share: float = 0.04
     windows: int = 28
+    window_s: float = 1800.0
     per_minute: float = 12.0
     cycle_windows: float = 3.0
 
@@ -108,8 +110,9 @@ class Traffic:
     def __init__(self, rng: random.Random, scenario: Scenario) -> None:
         self._rng, self._scenario = rng, scenario
         self._load = rng.gauss(0.0, 0.4)
-        self._sessions = [self._session(n) for n in range(ACTIVE_SESSIONS)]
-        self._made = ACTIVE_SESSIONS
+        at_a_time = max(SESSIONS_MIN, int(SESSIONS_PER_MINUTE * scenario.per_minute))
+        self._sessions = [self._session(n) for n in range(at_a_time)]
+        self._made = at_a_time
         self.at_s = 0.0
 
     def _session(self, number: int) -> tuple[str, float, bool, float]:
@@ -125,7 +128,7 @@ class Traffic:
         self.at_s += gap
         kept = math.exp(-gap / 1800.0)
         self._load = kept * self._load + rng.gauss(0.0, 0.4 * math.sqrt(1.0 - kept * kept))
-        at = rng.randrange(ACTIVE_SESSIONS)
+        at = rng.randrange(len(self._sessions))
         name, size, rare, place = self._sessions[at]
         if rng.random() < 0.1:
             self._sessions[at] = self._session(self._made)
@@ -146,7 +149,7 @@ def lever(scenario: Scenario) -> LeverRecord:
     record = complete(parse_record(RECORD, source="bench"), baseline=BASELINE, now_s=0.0)
     ramp: RampPlan = msgspec.structs.replace(
         record.ramp,
-        peak_cycle_s=scenario.cycle_windows * WINDOW_S,
+        peak_cycle_s=scenario.cycle_windows * scenario.window_s,
         sticky_by=StickyBy.SESSION,
     )
     return msgspec.structs.replace(record, ramp=ramp)
@@ -185,7 +188,10 @@ class Stream:
         gained_s = 0.0
         stopped_by = ""
         elapsed_s, looks = 0.0, 0
-        while elapsed_s < self.scenario.windows * WINDOW_S and self.rollout.state in RUNNING:
+        while (
+            elapsed_s < self.scenario.windows * self.scenario.window_s
+            and self.rollout.state in RUNNING
+        ):
             elapsed_s += LOOK_S
             looks += 1
             results, verdict = self._look(elapsed_s)
@@ -203,10 +209,10 @@ class Stream:
             state=self.rollout.state.value,
             reason=self.rollout.reason,
             share=self.rollout.share,
-            window=elapsed_s / WINDOW_S,
+            window=elapsed_s / self.scenario.window_s,
             looks=looks,
             stopped_by=stopped_by,
-            gained_at_window=None if gain is None else gained_s / WINDOW_S,
+            gained_at_window=None if gain is None else gained_s / self.scenario.window_s,
             gain_units=0 if gain is None else gain.n_units,
             gain_requests=0 if gain is None else gain.n_baseline + gain.n_candidate,
             requests=self._made,

@@ -91,6 +91,9 @@ LEVER_SETS = (
     lever.Dependency,
     lever.Actuation,
     lever.Scope,
+    lever.CutHarm,
+    lever.StickyBy,
+    gate.Metric,
 )
 
 METRICS_HEAD = """# Metrics

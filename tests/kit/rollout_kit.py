@@ -14,7 +14,7 @@ from trimtab.core.traffic import CandidatePlan, TrafficPlan, expose
 from trimtab.core.types import Arm, ErrorClass, Technique
 from trimtab.rollout.answer import ArmExtras
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
-from trimtab.rollout.look import look_at
+from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
 
 LEVER_GATES = (
@@ -169,7 +169,8 @@ def roll_out(
         entered_at_s=float(seed),
         started_at_s=float(seed),
     )
-    records: list[RequestRecord] = []
+    running: list[RequestRecord] = []
+    judge = Judge(record)
     entered: dict[str, float] = {}
     rollout = started
     elapsed = 0.0
@@ -177,9 +178,12 @@ def roll_out(
         elapsed += record.ramp.block_s
         now_s = seed + elapsed
         while traffic.at_s < elapsed:
-            records += _request(traffic, plan, rng, seed, ratio)
-        ended = [one for one in records if one.finished_at_s <= now_s]
-        results, verdict = look_at(record, rollout, plan, ended, EXTRAS, now_s)
+            running += _request(traffic, plan, rng, seed, ratio)
+        for one in running:
+            if one.finished_at_s <= now_s:
+                judge.take(one)
+        running = [one for one in running if one.finished_at_s > now_s]
+        results, verdict = judge.look(rollout, plan, EXTRAS, now_s)
         after = advance(record, rollout, Look(verdict=verdict, results=results), now_s)
         if (after.state, after.share) != (rollout.state, rollout.share):
             entered[f"{after.state.value} {after.share:.2f}"] = elapsed

@@ -17,7 +17,7 @@ from trimtab.core.types import Arm, RolloutState
 from trimtab.levers.prefix_caching import PrefixAffineRouting
 from trimtab.policies.places import Places
 from trimtab.rollout.answer import ArmExtras
-from trimtab.rollout.look import look_at
+from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
 
 DATA = Path(__file__).parents[1] / "data" / "aa_records.json"
@@ -123,15 +123,19 @@ def roll_out(seed: int, ratio: float) -> Rollout:
         block_s=record.ramp.block_s,
         edge_s=record.ramp.edge_s,
     )
-    served: list[RequestRecord] = []
+    running: list[RequestRecord] = []
+    judge = Judge(record)
     elapsed_s = 0.0
     while elapsed_s < LIMIT_S and rollout.state in RUNNING:
         elapsed_s += LOOK_EVERY_S
         while waiting and waiting[-1].arrived_at_s < elapsed_s:
-            served.append(_serve(waiting.pop(), plan, places, ratio))
+            running.append(_serve(waiting.pop(), plan, places, ratio))
         now_s = began_s + elapsed_s
-        ended = [one for one in served if one.finished_at_s <= elapsed_s]
-        results, verdict = look_at(record, rollout, plan, ended, EXTRAS, now_s)
+        for one in running:
+            if one.finished_at_s <= elapsed_s:
+                judge.take(one)
+        running = [one for one in running if one.finished_at_s > elapsed_s]
+        results, verdict = judge.look(rollout, plan, EXTRAS, now_s)
         rollout = advance(record, rollout, Look(verdict=verdict, results=results), now_s)
         plan = msgspec.structs.replace(plan, share=rollout.share)
     return rollout

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections import defaultdict
 
 import msgspec
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_kit import EXTRAS, LEVER_GATES, RAMP, lever, pairs, roll_out, served
 
+from trimtab.core.cuts import batch_bucket
 from trimtab.core.gate import Statistic
 from trimtab.core.lever import TriggerSignal, TriggerSpec
 from trimtab.core.types import Arm, RolloutState, Verdict
-from trimtab.rollout.comparison import matched_units, union_s
+from trimtab.rollout.comparison import MatchedUnits, union_s
 from trimtab.rollout.gates import evaluate
 from trimtab.rollout.machine import RUNNING, TRANSITIONS, Look, Rollout, advance, begin
 from trimtab.rollout.triggers import TriggerWatch, watch
@@ -138,15 +140,16 @@ def test_matched_units_are_disjoint_and_use_no_request_twice(
     requests: list[tuple[int, Arm, int]],
 ) -> None:
     """Each unit covers blocks after those of the one before it, and has both arms."""
-    rows = [
-        (served(block, arm, number=number, batch=batch), 100.0)
-        for number, (block, arm, batch) in enumerate(requests)
-    ]
-    units = matched_units(rows)
+    rows: dict[int, list[tuple[str, bool, float]]] = defaultdict(list)
+    for block, arm, batch in requests:
+        rows[block].append((batch_bucket(batch), arm is Arm.CANDIDATE, 4.6))
+    builder = MatchedUnits()
+    closed = [builder.take(block, rows[block]) for block in sorted(rows)]
+    units = [unit for unit in closed if unit is not None]
     for before, after in itertools.pairwise(units):
         assert before.last_block < after.first_block
     assert all(unit.n_baseline and unit.n_candidate for unit in units)
-    assert sum(unit.n_baseline + unit.n_candidate for unit in units) <= len(rows)
+    assert sum(unit.n_baseline + unit.n_candidate for unit in units) <= len(requests)
 
 
 @pytest.mark.timeout(900)

@@ -26,7 +26,7 @@ from trimtab.core.stats_types import Interval, StatsError, check_alpha, check_co
 _PRIORS = ((0.5, 0.5), (0.05, 1.0))
 # Halvings of an interval of length at most 2: the result is exact to the last digit of a float near 1e-12.
 _BISECTIONS = 90
-_EDGE = 1.0 - 1e-12
+_EDGE, _NEARLY = 1.0 - 1e-12, 1.0 - 1e-9
 # Newton's steps after which the bracket is halved all the same.
 _PATIENCE = 6
 # How near a root's two ends come, how flat an excess of log evidence counts as none, how small a step ends Newton's.
@@ -117,8 +117,12 @@ def difference_bounds(bad_b: int, n_b: int, bad_c: int, n_c: int, *, alpha: floa
     top = (bad_c / n_c if n_c else 0.0) - (bad_b / n_b if n_b else 0.0)
     top = min(_EDGE, max(-_EDGE, top))
     width = math.sqrt(_variance(bad_b, n_b) + _variance(bad_c, n_c))
-    low = _root(top, -_EDGE, above, width) if above(-_EDGE)[0] >= 0.0 else -1.0
-    high = _root(top, _EDGE, below, width) if below(_EDGE)[0] >= 0.0 else 1.0
+    low, high = _root(top, -_EDGE, above, width), _root(top, _EDGE, below, width)
+    # Counts too few to exclude anything leave the end open; only there the search ends at the edge.
+    if low <= -_NEARLY and above(-_EDGE)[0] < 0.0:
+        low = -1.0
+    if high >= _NEARLY and below(_EDGE)[0] < 0.0:
+        high = 1.0
     return Interval(low=low, high=high, level=1.0 - 2.0 * alpha)
 
 
@@ -130,7 +134,7 @@ def _variance(bad: int, n: int) -> float:
 def _root(
     inside: float, outside: float, excess: Callable[[float], tuple[float, float]], width: float
 ) -> float:
-    """Return the point nearest to `inside` at which `excess` (value and slope) is not negative; it is not at `outside`.
+    """Return the point nearest to `inside` at which `excess` (value and slope) is not negative; `outside` if none is.
 
     Newton's steps on the square root of what log evidence has gained since `inside`, as it grows about like the square
     of the distance. They begin where a normal of deviation `width` has the root; one that leaves the bracket halves it.

@@ -66,3 +66,8 @@ class Places:
             return 0.05 * hashed_place(session, lever)
         found = self._places.get(session)
         return (self._start + self._dealt * _STEP) % 1.0 if found is None else found
+
+
+def places_of(how: str) -> HashedPlaces | Places:
+    """Return new places as configured: "hashed" or "dealt"."""
+    return HashedPlaces() if how == "hashed" else Places()

@@ -25,7 +25,7 @@ from trimtab.diagnosis.names import FleetFacts
 from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.policies.loadstate import LoadState
-from trimtab.policies.places import HashedPlaces, Places
+from trimtab.policies.places import places_of
 from trimtab.policies.router import Router
 from trimtab.runtime.attach_member import unseen
 from trimtab.runtime.backing import Backing, Hears, backing_of, takes_load
@@ -112,14 +112,7 @@ class System(Recent):
         config = self.config
         secret = self.secret = load_secret(secret_path)
         self.index = PrefixIndex(config.routing.index_blocks_max, config.routing.block_bytes)
-        self.router = Router(
-            self.load,
-            self.index,
-            self._affinity.policies(config.routing, START_COST),
-            random.Random(seed),
-            plan=TrafficPlan(policy=config.routing.policy),
-            places=HashedPlaces() if config.levers.slices == "hashed" else Places(),
-        )
+        self.router = self._made_router(seed)
         self._kv_events = KvListener(config.routing.kv_events, self.router.heard)
         hears = Hears(
             on_change=self._on_change,
@@ -344,6 +337,16 @@ class System(Recent):
         """What is known of the fleet without measuring it."""
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
+
+    def _made_router(self, seed: int) -> Router:
+        return Router(
+            self.load,
+            self.index,
+            self._affinity.policies(self.config.routing, START_COST),
+            random.Random(seed),
+            plan=TrafficPlan(policy=self.config.routing.policy),
+            places=places_of(self.config.levers.slices),
+        )
 
     def lower_affinity(self, lowered: bool) -> None:
         """Halve what the load bound leaves to affinity, or give it back."""
