@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(900)]
 
 LINE = (
     "efficiency", "single", "tp2", "--rounds", "1", "--requests", "1", "--concurrency", "2",

@@ -12,7 +12,7 @@ from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.vllm_env import SMOLLM2, find_environment
 from trimtab.runtime.vllm_launcher import VllmLauncher
 
-pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(900)]
 
 
 async def tested(*, prefix_caching: bool) -> IsolationReport:

@@ -14,7 +14,7 @@ from trimtab.runtime.kv_events import KvListener
 from trimtab.runtime.vllm_env import SMOLLM2, find_environment
 from trimtab.runtime.vllm_launcher import VllmLauncher
 
-pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(900)]
 
 IDS = tuple(100 + number % 900 for number in range(700))
 SALT = "a tenant's"

@@ -21,7 +21,7 @@ from trimtab.runtime.vllm_env import find_environment
 from trimtab.runtime.vllm_guard import group_pids
 from trimtab.runtime.vllm_launcher import VllmLauncher
 
-pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine_vllm, pytest.mark.timeout(900)]
 
 SMOLLM2_BYTES = 2 * 134_515_008
 """Its parameters in bfloat16; the output matrix is the input embedding."""
