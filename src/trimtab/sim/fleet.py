@@ -3,7 +3,8 @@
 Each gateway has the router, load state and prefix index of a live one and sees only its own requests, so several of
 them have partial views, as several live ones have. What an engine tells of itself (the share of its KV in use, how
 many requests of all gateways it runs and has waiting) reaches a gateway at its probes, so it is as old as the
-interval. A replica that dies is noticed at the next probe at the latest, or by the first request that finds it gone.
+interval. Gateways do not know of each other, so they probe at times of their own, here spread evenly. A replica that
+dies is noticed at the next probe at the latest, or by the first request that finds it gone.
 
 Rules of a live gateway that hold here too: a request that has not produced a token is tried once more elsewhere; one
 that has fails; a request that no replica can take is shed.
@@ -17,7 +18,7 @@ wait for ever unless `timeout_s` says otherwise.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from trimtab.core.decision import RoutingPolicy
 from trimtab.core.types import ReplicaState
@@ -103,8 +104,13 @@ class Fleet:
         """Let requests arrive and run until all have ended, or until a time."""
         self._arrivals = iter(arrivals)
         self._arrive_next()
-        self.kernel.at(self.kernel.now_s + self.spec.probe_s, self._probe)
+        self.kernel.at(self.kernel.now_s + self._between_probes_s, self._probe, 0)
         self.kernel.run(until_s)
+
+    @property
+    def _between_probes_s(self) -> float:
+        """Seconds from a gateway's probe to the next one's."""
+        return self.spec.probe_s / len(self.gateways)
 
     def at(self, at_s: float, change: Callable[[float, "Fleet"], None]) -> None:
         """Let a fault or a change happen at a time."""
@@ -113,13 +119,15 @@ class Fleet:
     def _change(self, now_s: float, change: Callable[[float, "Fleet"], None]) -> None:
         change(now_s, self)
 
-    def _probe(self, now_s: float, _: Any) -> None:
-        self.roster.probe(now_s)
-        if self.role_control is not None:
+    def _probe(self, now_s: float, number: int) -> None:
+        """Let one gateway read the engines; the next one follows. Roles are looked at once in a whole round."""
+        self.roster.probe(now_s, self.gateways[number])
+        following = (number + 1) % len(self.gateways)
+        if self.role_control is not None and following == 0:
             self._control_roles(now_s, self.role_control)
         # Readings alone are no reason to go on.
         if self._in_flight or self.kernel.pending > self.roster.readings:
-            self.kernel.at(now_s + self.spec.probe_s, self._probe)
+            self.kernel.at(now_s + self._between_probes_s, self._probe, following)
 
     def _control_roles(self, now_s: float, control: RoleControl) -> None:
         roster, roles = self.roster, self.spec.roles

@@ -23,9 +23,6 @@ from trimtab.sim.role_control import RoleChange
 
 Lost = Callable[[float, str, list[Job]], None]
 
-Counts = Sequence[tuple[int, int]]
-"""Requests running and waiting on each replica, of all gateways."""
-
 
 class Roster:
     """Holds the replicas by id, in the order in which they were added."""
@@ -233,37 +230,49 @@ class Roster:
         for gateway in self._gateways:
             gateway.load.stepped(replica, steps)
 
-    def probe(self, now_s: float) -> None:
-        """Read every replica; gateways know it after the time that a reading takes to them."""
+    def probe(self, now_s: float, gateway: Gateway) -> None:
+        """Let a gateway read every replica; it knows it after the time that a reading takes to it."""
         for replica in self.replicas.values():
             replica.tell_steps(now_s)
         # Ids are in the order in which replicas were added.
         all_ = self.replicas.values()
-        shares = np.array([replica.used_share for replica in all_])
-        counts = [(replica.running, replica.in_flight - replica.running) for replica in all_]
+        read = _Reading(
+            gateway=gateway,
+            at_s=now_s,
+            shares=np.array([replica.used_share for replica in all_]),
+            counts=[(replica.running, replica.in_flight - replica.running) for replica in all_],
+        )
         if self.spec.probe_late_s > 0.0:
             self.readings += 1
-            self._kernel.at(now_s + self.spec.probe_late_s, self._arrived, (now_s, shares, counts))
+            self._kernel.at(now_s + self.spec.probe_late_s, self._arrived, read)
         else:
-            self._read(now_s, shares, counts)
+            self._read(read)
 
-    def _arrived(self, _: float, what: tuple[float, Floats, Counts]) -> None:
+    def _arrived(self, _: float, read: "_Reading") -> None:
         self.readings -= 1
-        self._read(*what)
+        self._read(read)
 
-    def _read(self, read_s: float, shares: Floats, counts: Counts) -> None:
-        for gateway in self._gateways:
-            if shares.size == len(self.replicas):
-                gateway.load.seen_all(shares, now_s=read_s, counts=counts)
-                continue
-            # Some were added while the reading was on its way.
-            for replica, share, (running, waiting) in zip(
-                self.replicas, shares, counts, strict=False
-            ):
-                gateway.load.seen(
-                    replica,
-                    now_s=read_s,
-                    kv_used_share=float(share),
-                    running=running,
-                    waiting=waiting,
-                )
+    def _read(self, read: "_Reading") -> None:
+        load = read.gateway.load
+        if read.shares.size == len(self.replicas):
+            load.seen_all(read.shares, now_s=read.at_s, counts=read.counts)
+            return
+        # Some were added while the reading was on its way.
+        told = zip(self.replicas, read.shares, read.counts, strict=False)
+        for replica, share, (running, waiting) in told:
+            load.seen(
+                replica,
+                now_s=read.at_s,
+                kv_used_share=float(share),
+                running=running,
+                waiting=waiting,
+            )
+
+
+class _Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway's probe read: shares of KV in use, and requests running and waiting, by replica."""
+
+    gateway: Gateway
+    at_s: float
+    shares: Floats
+    counts: Sequence[tuple[int, int]]

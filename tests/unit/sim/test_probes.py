@@ -55,6 +55,21 @@ def seen_by_the_second(fleet: Fleet, *times_s: float) -> list[int]:
     return seen
 
 
+def test_gateways_probe_at_times_of_their_own() -> None:
+    """Spread over the interval, so that not all of them find the same replica idle at the same moment."""
+    fleet = fleet_of()
+    seen: list[tuple[float, float]] = []
+
+    def look(_: float, of: Fleet) -> None:
+        views = [gateway.load.replica("r00000") for gateway in of.gateways]
+        seen.append((views[0].seen_at_s, views[1].seen_at_s))  # type: ignore[union-attr]
+
+    for at_s in (0.4, 0.6, 1.2, 1.7):
+        fleet.at(at_s, look)
+    fleet.run([Arrival(at_s=0.1, session="s", input_tokens=64, output_tokens=100)])
+    assert seen == [(0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (1.5, 1.0)]
+
+
 @pytest.mark.parametrize("similarity", [None, 0.5])
 def test_requests_of_other_gateways_are_known_from_the_next_probe_on(
     similarity: float | None,
