@@ -43,7 +43,7 @@ _LEFT_OUT: Final = (
 """Fields of a request that its prefill does not need, or that speak of more tokens than the one it makes."""
 
 _NOT_TEXT: Final = (b'"image', b'"audio', b'"input_audio"', b'"video', b'"file"')
-"""How parts of a message begin that are no text; a text that quotes one stays where it is too, which costs nothing else."""
+"""How parts of a message begin that are no text; a text that quotes one of these stays too."""
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
