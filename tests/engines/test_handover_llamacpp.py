@@ -16,7 +16,6 @@ from trimtab.core.config_roles import RolesConfig
 from trimtab.core.cost import CostModel
 from trimtab.core.events import HandedOver, RequestServed
 from trimtab.core.handover import HandOver, HandOverOutcome, PrefillPlace, PrefillReason
-from trimtab.core.record import RequestRecord
 from trimtab.policies.local_prefill import PrefillRules
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.supervisor import System
@@ -89,12 +88,16 @@ class Served:
                     return found
                 await asyncio.sleep(0.05)
 
-    def record(self) -> RequestRecord:
-        return self.system.records[-1]
-
-    def decisions(self) -> list[RequestServed]:
-        events = [one.event for one in self.system.ledger.read()]
-        return [one for one in events if isinstance(one, RequestServed)]
+    async def served(self, count: int) -> RequestServed:
+        """Return the last request as the ledger has it, once there are so many."""
+        async with asyncio.timeout(10):
+            while True:
+                await self.system.ledger.flush()
+                events = [one.event for one in self.system.ledger.read()]
+                found = [one for one in events if isinstance(one, RequestServed)]
+                if len(found) >= count:
+                    return found[-1]
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -146,21 +149,20 @@ async def test_prompt_decoded_elsewhere_gives_the_text_that_it_gives_alone(serve
     assert one.bytes > one.prompt_tokens * 20_000
     assert one.export_ms is not None
     assert one.transfer_ms is not None
-    record = served.record()
+    record = (await served.served(1)).record
     assert (record.replica, record.prefill_replica) == (decode, prefill)
     assert parcels(served.system) == []
     served.system.hand_overs.pool.rules = PrefillRules(chunk_tokens=256)
     again = await served.ask(asked)
-    repeated = served.record()
-    await served.system.ledger.flush()
-    decision = served.decisions()[-1].prefill
+    repeated = await served.served(2)
+    decision = repeated.prefill
     assert again == handed
     assert decision is not None
     assert (decision.decision.place, decision.decision.reason) == (
         PrefillPlace.LOCAL,
         PrefillReason.CACHED,
     )
-    assert repeated.tokens.delivered == one.prompt_tokens - 1
+    assert repeated.record.tokens.delivered == one.prompt_tokens - 1
 
 
 async def test_sampled_text_is_the_same_wherever_the_prompt_was_computed(served: Served) -> None:
@@ -179,7 +181,7 @@ async def test_first_token_comes_from_the_decode_side(served: Served) -> None:
     """A stream's TTFT holds prefill and transfer; the gap after its first token is told apart from both."""
     await served.stream(body(prompt("loft")))
     await served.told(1)
-    record = served.record()
+    record = (await served.served(1)).record
     assert record.ok
     assert record.ttft_ms is not None
     assert record.second_gap_ms is not None

@@ -15,8 +15,9 @@ from trimtab.core.lever import Comparison
 from trimtab.core.ports import LaunchError
 from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.core.types import ReplicaState, Role
-from trimtab.interfaces.web.fleet import PATH, fleet_routes
+from trimtab.interfaces.web.fleet import PATH, ROLES_PATH, fleet_routes
 from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.role_keeper import RoleChanged, RoleRefusedError
 
 READY, MIXED = ReplicaState.READY, Role.MIXED
 
@@ -26,7 +27,8 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.states = {"r0": READY, "r1": READY, "r2": READY}
-        self.roles: dict[str, Role] = {}
+        self.role_of: dict[str, Role] = {}
+        self.roles: Any = self
         self.busy: float | None = 0.10
         self.config = SimpleNamespace(fleet=SimpleNamespace(replicas=3))
         self.baseline = SimpleNamespace(slots=4)
@@ -70,7 +72,7 @@ class FakeSystem:
 
     def info(self, replica: str) -> Any:
         return SimpleNamespace(
-            id=replica, state=self.states[replica], role=self.roles.get(replica, MIXED)
+            id=replica, state=self.states[replica], role=self.role_of.get(replica, MIXED)
         )
 
     def infos(self) -> list[ReplicaInfo]:
@@ -92,6 +94,12 @@ class FakeSystem:
             raise LaunchError(self.refuses)
         del self.states[replica]
 
+    async def set_role(self, replica: str, role: Role) -> RoleChanged:
+        if self.refuses:
+            raise RoleRefusedError(self.refuses)
+        self.role_of[replica] = role
+        return RoleChanged(replica=replica, role=role, event_id="e1", roles={replica: role})
+
     def forget(self, replica: str) -> None:
         self.forgotten.append(replica)
 
@@ -104,8 +112,8 @@ async def made() -> AsyncIterator[tuple[FakeSystem, Harness]]:
         yield system, harness
 
 
-async def ask(harness: Harness, **body: object) -> tuple[int, Any]:
-    async with harness.client.post(harness.url + PATH, json=body) as response:
+async def ask(harness: Harness, path: str = PATH, **body: object) -> tuple[int, Any]:
+    async with harness.client.post(harness.url + path, json=body) as response:
         return response.status, await response.json()
 
 
@@ -243,3 +251,33 @@ async def test_what_is_no_order_changes_nothing(
         harness.url + PATH, data=data, headers={"Content-Type": kind}
     ) as response:
         assert (response.status, system.events) == (status, [])
+
+
+async def test_role_is_changed_and_the_answer_names_all(made: tuple[FakeSystem, Harness]) -> None:
+    """What was done, and the event that holds the decision; a word that is no role is refused."""
+    system, harness = made
+    status, done = await ask(harness, ROLES_PATH, replica="r1", role="prefill")
+    assert (status, done["roles"], done["event_id"]) == (200, {"r1": "prefill"}, "e1")
+    assert system.role_of == {"r1": Role.PREFILL}
+    assert (await ask(harness, ROLES_PATH, replica="r1", role="cook"))[0] == 400
+
+
+async def test_refused_role_says_why(made: tuple[FakeSystem, Harness]) -> None:
+    """409 with the reason; servers of others have nobody who keeps their roles."""
+    system, harness = made
+    system.refuses = "r1 prefills already"
+    status, said = await ask(harness, ROLES_PATH, replica="r1", role="prefill")
+    assert (status, said["error"]["message"]) == (409, "r1 prefills already")
+    system.roles = None
+    status, said = await ask(harness, ROLES_PATH, replica="r1", role="prefill")
+    assert (status, "attached servers" in said["error"]["message"]) == (409, True)
+
+
+async def test_only_replica_that_takes_whole_requests_stays(
+    made: tuple[FakeSystem, Harness],
+) -> None:
+    """The others prefill for it; without it nobody would answer."""
+    system, harness = made
+    system.role_of = {"r1": Role.PREFILL, "r2": Role.PREFILL}
+    status, said = await ask(harness, action="remove", replica="r0", force=True)
+    assert (status, "only one that takes whole requests" in said["error"]["message"]) == (409, True)

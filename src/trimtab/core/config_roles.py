@@ -64,7 +64,7 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     long_share_min: Annotated[
         float,
         Meta(ge=0, description="Replicas kept at work by long prompts from which one is worth it."),
-    ] = 0.75
+    ] = 1.0
     work_low: Annotated[
         float,
         Meta(ge=0, le=1, description="Busy share below which prefill replicas have little to do."),

@@ -305,7 +305,8 @@ def _check_hysteresis(index: int, trigger: TriggerSpec) -> None:
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What levers are assessed on: one diagnosis, the readings behind it, the measured costs, the fleet.
 
-    `attached`: the replicas are servers of others, which trimtab can neither restart nor start.
+    `attached`: the replicas are servers of others, which trimtab can neither restart nor start. `prefill_replicas`: of
+    all, those that prefill for the others.
     """
 
     diagnosis: Diagnosis
@@ -322,6 +323,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     adopted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     attached: bool = False
+    prefill_replicas: int = 0
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,9 @@ _LEFT_OUT: Final = (
 )
 """Fields of a request that its prefill does not need, or that speak of more tokens than the one it makes."""
 
+_NOT_TEXT: Final = (b'"image', b'"audio', b'"input_audio"', b'"video', b'"file"')
+"""How parts of a message begin that are no text; a text that quotes one of these stays too."""
+
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -108,7 +111,7 @@ def stays(body: bytes) -> Stay | None:
         return Stay.SEVERAL_ANSWERS
     if _says(fields, "prompt_logprobs") or _says(fields, "echo", b"false"):
         return Stay.PROMPT_LOGPROBS
-    if _says(fields, "prompt_embeds") or b'"image' in body or b'"input_audio"' in body:
+    if _says(fields, "prompt_embeds") or any(word in body for word in _NOT_TEXT):
         return Stay.NOT_ONLY_TEXT
     return _of_prompt(fields.get("prompt"))
 

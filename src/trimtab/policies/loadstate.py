@@ -20,7 +20,7 @@ from trimtab.core.decision import FleetView, ReplicaView, columns_for, glance, l
 from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.flights import Admission, Flight, Work
-from trimtab.policies.members import Members
+from trimtab.policies.members import Members, as_whole
 
 TYPICAL_PREFILL_START: Final = 512.0
 TYPICAL_DECODE_START: Final = 128.0
@@ -306,6 +306,16 @@ class LoadState:
             flight.prefill_tokens = 0
             self._note(work)
 
+    def prefilled_here(self, request_id: str, *, prefill_tokens: int) -> None:
+        """Note that a request's prompt is prefilled where it was admitted after all; unknown ones change nothing."""
+        flight = self._flights.get(request_id)
+        if flight is not None and not flight.first_token_seen:
+            work = self._work[flight.replica]
+            added = max(0, prefill_tokens) - flight.prefill_tokens
+            work.prefill_tokens += added
+            flight.prefill_tokens += added
+            self._note(work)
+
     def replica(self, replica: str) -> ReplicaView | None:
         """Return one replica as it is now, None if it is not there."""
         columns = self._laid_out()
@@ -316,16 +326,25 @@ class LoadState:
         """Return the fleet as it is now, replicas in order of id."""
         return listed(self.snapshot(now_s, sequence=sequence))
 
-    def snapshot(self, now_s: float, *, sequence: int = 0) -> FleetView:
-        """Return the same as columns alone, to which `listed` adds the replicas when somebody wants them."""
-        columns = self._laid_out().copy()
-        return glance(now_s, sequence, columns, self._told_in_order())
+    def snapshot(self, now_s: float, *, sequence: int = 0, whole: bool = False) -> FleetView:
+        """Return the same as columns alone, to which `listed` adds the replicas when somebody wants them.
 
-    def glance(self, now_s: float, *, sequence: int = 0) -> FleetView:
+        `whole`: roles do not count, so that replicas that prefill for others may take whole requests too.
+        """
+        columns, told = self._laid_out().copy(), self._told_in_order()
+        if not whole:
+            return glance(now_s, sequence, columns, told)
+        for at, one in enumerate(told):
+            columns.set_ready(at, one.state is ReplicaState.READY)
+        return glance(now_s, sequence, columns, tuple(as_whole(one) for one in told))
+
+    def glance(self, now_s: float, *, sequence: int = 0, whole: bool = False) -> FleetView:
         """Return the fleet as columns that are good until the next change and no longer.
 
-        For a decision that nobody keeps: it costs nothing, however large the fleet.
+        For a decision that nobody keeps: it costs nothing, however large the fleet, unless `whole` is asked for.
         """
+        if whole:
+            return self.snapshot(now_s, sequence=sequence, whole=True)
         return glance(now_s, sequence, self._laid_out(), self._told_in_order())
 
     def _told_in_order(self) -> tuple[ReplicaView, ...]:

@@ -82,3 +82,10 @@ class Members:
         if told.state is ReplicaState.READY and id_ in self._ejected:
             return msgspec.structs.replace(told, state=ReplicaState.EJECTED)
         return told
+
+
+def as_whole(replica: ReplicaView) -> ReplicaView:
+    """Return a replica as one that takes whole requests, whatever its role."""
+    if replica.role is not Role.PREFILL:
+        return replica
+    return msgspec.structs.replace(replica, role=Role.MIXED)

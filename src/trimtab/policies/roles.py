@@ -12,7 +12,8 @@ holds:
     decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
 Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
-one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from about w = 1 on; `long_share_min` is that mark.
+one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from w = 1 on; `long_share_min` is that mark. It never
+leaves more replicas to prefill than to decode.
 
 A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`, and
 from prefill only if the work sent there keeps the rest busy for at most `work_high` of the time; another prefill
@@ -70,7 +71,7 @@ class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     act_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.40
     rest_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.85
     kv_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
-    long_share_min: Annotated[float, Meta(ge=0.0)] = 0.75
+    long_share_min: Annotated[float, Meta(ge=0.0)] = 1.0
     window_s: Annotated[float, Meta(gt=0.0)] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0.0)] = 180.0
     ticks: Annotated[int, Meta(ge=1)] = 3
@@ -216,7 +217,9 @@ def _wanted(
         # Prompts are computed beside answers all the same: what prefills has nothing to do and can answer.
         return _from_idle(seen, rules)
     stalled = needs_decode and seen.local_work >= rules.long_share_min
-    if stalled and seen.decode > 1 and _is_busy(seen, rules):
+    # Most replicas go on answering: of a few, one that goes over is a large part of those that are left.
+    most_decode = seen.decode - 1 >= seen.prefill + 1
+    if stalled and most_decode and _is_busy(seen, rules):
         return RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL
     if needs_prefill and needs_decode and s_decode * 1.5 > s_prefill and s_prefill * 1.5 > s_decode:
         return RoleAction.HOLD, RoleReason.BOTH_NEED

@@ -285,7 +285,8 @@ class Router:
         self, query: RouteQuery, exposure: Exposure, prompt_tokens: int, sequence: int, draw: float
     ) -> Routed:
         """Decide and change nothing but what lookups keep to be quicker."""
-        seen = self.load.glance(query.now_s, sequence=sequence)
+        whole = exposure.whole
+        seen = self.load.glance(query.now_s, sequence=sequence, whole=whole)
         if seen.columns.ids is not self._met:
             self._met = seen.columns.ids
             self.index.meet(self._met)
@@ -318,7 +319,7 @@ class Router:
         decision = policy.decide(seen, with_holdings(request, holdings, explained=False), draw)
         if self._explained:
             # What was looked at changes when the request is counted; whoever asks why needs it as it was.
-            seen = self.load.snapshot(query.now_s, sequence=sequence)
+            seen = self.load.snapshot(query.now_s, sequence=sequence, whole=whole)
         return Routed(
             query=query,
             request=request,

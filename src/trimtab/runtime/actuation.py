@@ -15,6 +15,7 @@ from trimtab.core.lever import LeverRecord
 from trimtab.core.ports import LaunchError, LedgerSink
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import Preference, TrafficPlan
+from trimtab.core.types import Role
 from trimtab.rollout.plans import (
     with_adopted,
     with_cuts_out,
@@ -53,6 +54,14 @@ class FleetControl(Protocol):
         ...
 
 
+class RoleMover(Protocol):
+    """What actuation needs of whoever keeps the roles."""
+
+    async def take(self, replicas: tuple[str, ...], role: Role, *, cause_id: str | None) -> None:
+        """Give replicas a role, each drained first; those that have it stay as they are."""
+        ...
+
+
 class HasPlan(Protocol):
     """What follows a traffic plan: the router."""
 
@@ -70,12 +79,14 @@ class Actuator:
         sink: LedgerSink,
         baseline: Revision,
         mono_s: Callable[[], float],
+        roles: RoleMover | None = None,
     ) -> None:
         self._router = router
         self._fleet = fleet
         self._sink = sink
         self._baseline = baseline
         self._mono_s = mono_s
+        self._roles = roles
 
     @property
     def plan(self) -> TrafficPlan:
@@ -101,6 +112,7 @@ class Actuator:
         replicas = self.candidate_replicas(record)
         if record.revision is not None:
             await self._restart(replicas, record.revision, cause_id)
+        await self._take_roles(record, Role.PREFILL, cause_id)
         return replicas
 
     async def go_back(self, replicas: tuple[str, ...], *, cause_id: str | None) -> None:
@@ -142,6 +154,7 @@ class Actuator:
         replicas = self.candidate_replicas(record)
         self.set_plan(without_slice(self.plan), cause_id=cause_id)
         await self._restart(replicas, self._baseline, cause_id)
+        await self._take_roles(record, Role.MIXED, cause_id)
 
     def adopt(
         self,
@@ -209,6 +222,7 @@ class Actuator:
         """Take an adopted lever off: routing first, then the replicas go back to the baseline revision."""
         self.release(record, baseline_policy=baseline_policy, cause_id=cause_id)
         await self._restart(self.candidate_replicas(record), self._baseline, cause_id)
+        await self._take_roles(record, Role.MIXED, cause_id)
 
     async def enable(
         self,
@@ -222,7 +236,19 @@ class Actuator:
         """Bring a disabled lever back: its revision first, then its traffic."""
         if record.revision is not None:
             await self._restart(self.candidate_replicas(record), record.revision, cause_id)
+        await self._take_roles(record, Role.PREFILL, cause_id)
         self.adopt(record, policy=policy, cuts=cuts, without=without, cause_id=cause_id)
+
+    async def _take_roles(self, record: LeverRecord, role: Role, cause_id: str | None) -> None:
+        """Give the last replicas a role where the lever is about roles; raises `LaunchError` if one does not follow."""
+        if record.prefill == 0:
+            return
+        if self._roles is None:
+            raise LaunchError(
+                f"{record.name} moves roles, and those of these servers are not ours to move"
+            )
+        replicas = self._fleet.replica_ids()[-record.prefill :]
+        await self._roles.take(replicas, role, cause_id=cause_id)
 
     async def _restart(
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None

@@ -56,6 +56,7 @@ class Control:
             sink=system.ledger,
             baseline=system.baseline,
             mono_s=system.clock.mono_s,
+            roles=system.roles,
         )
         self.triggers = TriggerShell(
             actuator=self.actuator,

@@ -186,7 +186,7 @@ class RoleKeeper:
                 RolesDecided(replica=replica, because=str(error)), cause_id=cause
             )
 
-    async def _change(self, replica: str, role: Role, cause: str) -> None:
+    async def _change(self, replica: str, role: Role, cause: str | None) -> None:
         async with self._lock:
             await self._parts.fleet.take_role(
                 replica,
@@ -195,6 +195,13 @@ class RoleKeeper:
                 drain_timeout_s=self.config.drain_s,
                 cause_id=cause,
             )
+
+    async def take(self, replicas: tuple[str, ...], role: Role, *, cause_id: str | None) -> None:
+        """Give replicas a role because a lever asks for it; raises `LaunchError` where one does not follow."""
+        for replica in replicas:
+            prefills = self._parts.fleet.info(replica).role is Role.PREFILL
+            if prefills is not (role is Role.PREFILL):
+                await self._change(replica, role, cause_id)
 
     async def set_role(self, replica: str, role: Role) -> RoleChanged:
         """Change a role because a person asked; raises `RoleRefusedError`, `LaunchError` (it serves on as before)."""

@@ -14,7 +14,7 @@ from trimtab.core.cuts import Cut
 from trimtab.core.lever import Assessment, Lever, LeverRecordError, RampPlan, Situation
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.state import EMPTY, State
-from trimtab.core.types import Mode, ReplicaState, RolloutState
+from trimtab.core.types import Mode, ReplicaState, Role, RolloutState
 from trimtab.levers.catalog import catalog, routing_policy_of
 from trimtab.runtime.attached_advice import AttachedAdvisor
 from trimtab.runtime.control import Control
@@ -90,7 +90,9 @@ async def serve(
 async def _begin(system: System, found: Resumed, say: Say) -> CostModel:
     if system.attached is not None:
         system.attached.say = say
-    await system.start(revisions=found.revisions, plan=found.plan)
+    proving = () if found.proving is None else (found.proving.record,)
+    prefill = max((record.prefill for record in (*found.adopted, *proving)), default=0)
+    await system.start(revisions=found.revisions, plan=found.plan, prefill=prefill)
     if system.attached is not None:
         # Servers of others are not loaded for our measurements: what their traffic shows is enough.
         return START_COST
@@ -124,6 +126,7 @@ def standing_of(system: System, cost: CostModel) -> Standing:
         owner=system.config.levers.owner,
         target_gain=system.config.levers.target_gain,
         attached=system.attached is not None,
+        prefill_replicas=sum(one.role is Role.PREFILL for one in system.fleet.infos()),
     )
 
 

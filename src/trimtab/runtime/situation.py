@@ -54,6 +54,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     attached: bool = False
     """Whether the replicas are servers of others, which trimtab cannot restart."""
 
+    prefill_replicas: int = 0
+
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
     """A diagnosis with the readings it was made from and the event that holds it."""
@@ -141,6 +143,7 @@ class Situations:
             adopted=adopted,
             refused=refused,
             attached=standing.attached,
+            prefill_replicas=standing.prefill_replicas,
         )
 
     def choose(

@@ -47,7 +47,7 @@ from trimtab.runtime.serving_tls import shown_url
 from trimtab.runtime.situation import ProcessSample
 from trimtab.runtime.system_facts import facts_of, flat_settings, sample_of, topology_of
 from trimtab.runtime.system_guard import build_guard
-from trimtab.runtime.system_roles import build_roles, first_revisions, first_roles
+from trimtab.runtime.system_roles import build_roles, start_fleet
 from trimtab.runtime.telemetry import Telemetry
 
 VIEW_EVERY_S = 0.5
@@ -205,8 +205,12 @@ class System(Recent):
         revisions: dict[str, Revision] | None = None,
         plan: TrafficPlan | None = None,
         settings: dict[str, str | int | float | bool] | None = None,
+        prefill: int = 0,
     ) -> None:
-        """Start replicas, probes and gateway; raises what could not be had, with everything stopped again."""
+        """Start replicas (`prefill` of them for a lever that is on), probes and gateway.
+
+        Raises what could not be had, with everything stopped again.
+        """
         started = RunStarted(
             run_id=self.run_id,
             command=self._command,
@@ -226,12 +230,9 @@ class System(Recent):
         try:
             await self.gateway.check_address()
             if isinstance(self.fleet, Fleet):
-                roles = first_roles(self.config, names)
                 given = revisions or dict.fromkeys(names, self.baseline)
-                await self.fleet.start(
-                    first_revisions(self.roles, roles, given),
-                    roles=roles,
-                    cause_id=self.started_event,
+                await start_fleet(
+                    self.config, self.fleet, self.roles, given, prefill, self.started_event
                 )
             elif self.attached is not None:
                 await self.attached.start(cause_id=self.started_event)

@@ -43,22 +43,32 @@ def build_roles(
     return RoleKeeper(config.roles, parts)
 
 
-def first_roles(config: Config, names: Sequence[str]) -> dict[str, Role]:
-    """Return the roles that are not mixed at a start: the last replicas prefill for the others."""
-    prefill = config.roles.prefill
-    if prefill == 0:
+def first_roles(config: Config, names: Sequence[str], least: int = 0) -> dict[str, Role]:
+    """Return the roles that are not mixed at a start: the last replicas prefill for the others.
+
+    `least`: as many as a lever has that is on, whatever the configuration says; one replica always decodes.
+    """
+    prefill = min(max(config.roles.prefill, least), len(names) - 1)
+    if prefill <= 0:
         return {}
     first = len(names) - prefill
     return {name: Role.PREFILL if at >= first else Role.DECODE for at, name in enumerate(names)}
 
 
-def first_revisions(
-    keeper: RoleKeeper | None, roles: Mapping[str, Role], revisions: Mapping[str, Revision]
-) -> dict[str, Revision]:
-    """Return what each replica starts with: those that prefill may have a revision of their own."""
-    if keeper is None:
-        return dict(revisions)
-    return {
-        name: keeper.revision_for(Role.PREFILL) if roles.get(name) is Role.PREFILL else revision
+async def start_fleet(
+    config: Config,
+    fleet: Fleet,
+    keeper: RoleKeeper | None,
+    revisions: Mapping[str, Revision],
+    least: int,
+    cause_id: str | None,
+) -> None:
+    """Start replicas in their roles; those that prefill may have a revision of their own. Raises `LaunchError`."""
+    roles = first_roles(config, tuple(revisions), least)
+    started = {
+        name: keeper.revision_for(Role.PREFILL)
+        if keeper is not None and roles.get(name) is Role.PREFILL
+        else revision
         for name, revision in revisions.items()
     }
+    await fleet.start(started, roles=roles, cause_id=cause_id)

@@ -233,7 +233,7 @@ class RoleControlSection(Strict, frozen=True, kw_only=True, forbid_unknown_field
     long_share_min: Annotated[
         float,
         Meta(ge=0, description="Replicas kept at work by long prompts where one is worth it."),
-    ] = 0.75
+    ] = 1.0
     window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a move after one.")] = (
         180.0

@@ -109,9 +109,9 @@ def test_answer_that_keeps_nothing_for_another_is_no_parcel(answer: bytes) -> No
         ({**TEXT, "prompt_logprobs": 0}, Stay.PROMPT_LOGPROBS),
         ({**TEXT, "echo": True}, Stay.PROMPT_LOGPROBS),
         ({**TEXT, "prompt_embeds": "AA=="}, Stay.NOT_ONLY_TEXT),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]},
-            Stay.NOT_ONLY_TEXT,
+        *(
+            ({"messages": [{"role": "user", "content": [{"type": kind}]}]}, Stay.NOT_ONLY_TEXT)
+            for kind in ("image_url", "image_embeds", "input_audio", "audio_url", "video_url")
         ),
     ],
 )

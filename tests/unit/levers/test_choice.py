@@ -125,12 +125,15 @@ def test_prefix_affinity_goes_first_and_speculation_next() -> None:
 def test_levers_that_are_not_moved_say_premise_and_why() -> None:
     """Techniques without a way to move them are listed with premise, ceiling and reason, and cannot be proposed."""
     of = situation(BOTH)
-    moved = {"prefix_affine_routing", "ngram_speculation"}
+    moved = {
+        "prefix_affine_routing",
+        "ngram_speculation",
+        "smaller_prefill_chunk",
+        "split_prefill_and_decode",
+    }
     others = {name: lever for name, lever in catalog().items() if name not in moved}
     assert {lever.assess(of).technique for lever in others.values()} == {
         Technique.QUANTIZATION,
-        Technique.PREFILL_CHUNKING,
-        Technique.DISAGGREGATION,
         Technique.PARALLEL_LAYOUT,
         Technique.REPLICAS,
     }

@@ -65,9 +65,14 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
         ),
         ({"ttft_ms_p90": 900.0, "preemptions": 3}, RoleAction.MORE_DECODE, RoleReason.DECODE_FULL),
         (
-            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6},
+            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6, "decode": 6},
             RoleAction.MORE_PREFILL,
             RoleReason.LONG_PROMPTS_STALL,
+        ),
+        (
+            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6},
+            RoleAction.HOLD,
+            RoleReason.REST_TOO_BUSY,
         ),
         (
             {"tpot_ms_p90": 30.0, "ttft_ms_p90": 490.0, "local_work": 1.5, "ahead_work": 0.9},

@@ -1,6 +1,7 @@
 """What triggers watch: recent, of the lever's replicas, and None when there is nothing to see."""
 
 import pytest
+from msgspec.structs import replace
 from rollout_kit import served
 from routing_kit import fleet, replica
 
@@ -8,8 +9,8 @@ from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.decision import FleetView
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal
-from trimtab.core.record import RequestRecord
-from trimtab.core.types import Arm
+from trimtab.core.record import Phases, RequestRecord
+from trimtab.core.types import Arm, ReplicaState
 from trimtab.rollout.signals import Signal, Watched, signals, tpot_by_batch
 
 WINDOW = Window(0.0, 100.0)
@@ -111,3 +112,22 @@ def test_only_the_window_and_the_cut_count() -> None:
     ]
     watched = Watched(cut=Cut(Dimension.LABEL, "coding"))
     assert value(TriggerSignal.DRAFT_ACCEPTANCE, records, watched=watched) == Signal(1.0, 1)
+
+
+def test_transfer_share_is_of_requests_that_were_sent_ahead() -> None:
+    """The median of transfer over the time to the first token; a prompt computed where it decodes has none."""
+    sent = [
+        replace(one(at), prefill_replica="r9", phases=Phases(transfer_ms=ms))
+        for at, ms in enumerate((10.0, 60.0, 80.0))
+    ]
+    local = replace(one(7), phases=Phases(transfer_ms=0.0))
+    assert value(TriggerSignal.TRANSFER_SHARE, [*sent, local]) == Signal(0.6, 3)
+
+
+def test_load_per_replica_is_the_mean_over_views_and_ready_replicas() -> None:
+    """Replicas that are away carry nothing and do not count."""
+    views = [
+        fleet(replica("r0", running=2), replica("r1", running=4)),
+        fleet(replica("r0", running=1), replica("r1", running=9, state=ReplicaState.DRAINING)),
+    ]
+    assert value(TriggerSignal.LOAD_PER_REPLICA, views=views) == Signal(2.0, 2)

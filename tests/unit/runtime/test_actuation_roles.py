@@ -1,0 +1,76 @@
+"""A lever about roles is moved by giving the last replicas theirs: nothing restarts, and taking back gives them up."""
+
+import msgspec
+import pytest
+from control_kit import Rig, routing_lever
+
+from trimtab.core.ports import LaunchError
+from trimtab.core.types import Role
+from trimtab.runtime.actuation import Actuator
+
+SPLIT = msgspec.structs.replace(routing_lever(), name="split", policy=None, prefill=1)
+
+
+class Keeper:
+    """Writes down which roles were asked for, under which cause."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[tuple[str, ...], Role, str | None]] = []
+
+    async def take(self, replicas: tuple[str, ...], role: Role, *, cause_id: str | None) -> None:
+        self.asked.append((replicas, role, cause_id))
+
+
+def actuator(rig: Rig, keeper: Keeper | None) -> Actuator:
+    """The actuator of a fleet of three whose roles the keeper has."""
+    return Actuator(
+        router=rig.router,
+        fleet=rig.fleet,
+        sink=rig.sink,
+        baseline=next(iter(rig.fleet.revisions.values())),
+        mono_s=rig.clock.mono_s,
+        roles=keeper,
+    )
+
+
+async def test_role_is_given_before_the_first_slice_and_given_up_after_the_last() -> None:
+    """The last replica prefills from the proof's start on; both arms keep all replicas."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    moves = actuator(rig, keeper)
+    assert await moves.prepare(SPLIT, cause_id="P") == ()
+    moves.start_slice(SPLIT, 0.5, None, (), cause_id="S")
+    candidate = moves.plan.candidate
+    assert (candidate and candidate.roles, candidate and candidate.replicas) == (True, ())
+    await moves.take_back(SPLIT, cause_id="T")
+    assert keeper.asked == [(("r2",), Role.PREFILL, "P"), (("r2",), Role.MIXED, "T")]
+    assert (moves.plan.candidate, rig.log) == (None, ["plan", "plan"])
+
+
+async def test_adopted_roles_count_for_all_and_a_trigger_takes_them_off_and_on() -> None:
+    """The plan has no slice any more; the routing policy stays what it was."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    moves = actuator(rig, keeper)
+    await moves.prepare(SPLIT, cause_id="P")
+    before = moves.plan
+    moves.adopt(SPLIT, policy=None, cuts=(), cause_id="A")
+    assert moves.plan == before
+    await moves.disable(SPLIT, baseline_policy="least_loaded", cause_id="D")
+    await moves.enable(SPLIT, policy=None, cuts=(), cause_id="E")
+    roles = [role for _, role, _ in keeper.asked]
+    assert roles == [Role.PREFILL, Role.MIXED, Role.PREFILL]
+    assert moves.plan.policy == before.policy
+
+
+async def test_lever_about_roles_is_refused_where_nobody_keeps_them() -> None:
+    """Servers of others have the roles that they were started with."""
+    with pytest.raises(LaunchError, match="not ours to move"):
+        await actuator(Rig(), None).prepare(SPLIT, cause_id="P")
+
+
+async def test_lever_without_roles_leaves_them_alone() -> None:
+    """A routing lever moves none."""
+    keeper = Keeper()
+    moves = actuator(Rig(), keeper)
+    await moves.prepare(routing_lever(), cause_id="P")
+    await moves.take_back(routing_lever(), cause_id="T")
+    assert keeper.asked == []
