@@ -12,18 +12,20 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import docs_tables as tables
 import docs_words as words
 import msgspec
+from docs_levers import lever_part
 
 from trimtab.core import budgets, cuts, findings, gate, lever, record, revision, stats
 from trimtab.core.config import Config
 from trimtab.core.decision import RouteReason, RoutingDecision
 from trimtab.core.events import AnyEvent, RolloutMoved
 from trimtab.core.stats_betting import win_boundary
-from trimtab.core.types import ErrorClass, RolloutState, Verdict
+from trimtab.core.types import ErrorClass, RolloutState, Technique, Verdict
 from trimtab.diagnosis import served_advice, served_facts
 from trimtab.interfaces import diagnose_answer
 from trimtab.policies.routing import POLICIES
@@ -432,6 +434,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "answer": lambda: "".join(_shapes(ANSWER_STRUCTS, defaults=False)),
     "units": units,
     "bounds": bounds,
+    **{
+        f"lever-{technique.value.replace('_', '-')}": partial(lever_part, technique)
+        for technique in Technique
+    },
 }
 
 
@@ -443,7 +449,7 @@ def filled(text: str) -> str:
 def documents() -> dict[Path, str]:
     """Return every document that is generated, in whole or in part, as it must be."""
     found = {DOCS / name: make() for name, make in PAGES.items()}
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted((*DOCS.glob("*.md"), *DOCS.glob("levers/*.md"))):
         text = path.read_text() if path not in found else ""
         if PART.search(text):
             found[path] = filled(text)

@@ -59,8 +59,8 @@ class LowerPrecision:
                 reverse_s=10.0,
             ),
             because=(
-                "it can change what users get, and this version has no paired quality test to hold it "
-                "within noise: it is never moved"
+                "it can change what users get: a person proposes it, with scored items that hold it "
+                "within noise; it is never moved by itself"
             ),
         )
 
