@@ -94,8 +94,6 @@ class TriggerSignal(StrEnum):
     EFFECTIVE_MISMATCH = "effective_mismatch"
     INVALID_OUTPUT_RATE = "invalid_output_rate"
     QUALITY_LOSS = "quality_loss"
-    TRANSFER_OVER_PREFILL = "transfer_over_prefill"
-    SLOTS_BUSY_SHARE = "slots_busy_share"
 
 
 class TriggerAction(StrEnum):

@@ -8,8 +8,6 @@
     delivered_over_predicted  cached tokens the engines reported / tokens the index promised
     invalid_output_rate       answers that had to be JSON and are not / those that had to be
     quality_loss              part of the items of the lever's evaluations that it lost, in the trigger's cut
-    transfer_over_prefill     time of moving KV / time of the prefills that it was moved from
-    slots_busy_share          busy slots / slots of the lever's replicas, over the views: low where there is no traffic
     effective_mismatch        part of the lever's replicas that run another revision than it asked for, over the views
 
 The batch is a mean over time, not over requests: requests of a burst meet the batch that they make, but few are
@@ -83,8 +81,6 @@ def signals(
         TriggerSignal.DELIVERED_OVER_PREDICTED: _delivered(recent),
         TriggerSignal.INVALID_OUTPUT_RATE: _invalid(recent),
         TriggerSignal.QUALITY_LOSS: _quality_loss(watched),
-        TriggerSignal.TRANSFER_OVER_PREFILL: _transfer(recent),
-        TriggerSignal.SLOTS_BUSY_SHARE: _busy(seen, watched),
         TriggerSignal.EFFECTIVE_MISMATCH: _mismatch(seen, watched),
     }
 
@@ -181,26 +177,6 @@ def _quality_loss(watched: Watched) -> Signal:
     cut = ALL_TRAFFIC if watched.cut is None else str(watched.cut)
     found = joined(watched.scores).get(cut)
     return Signal(None, 0) if found is None else Signal(found.loss, found.n)
-
-
-def _transfer(records: Sequence[RequestRecord]) -> Signal:
-    pairs = [
-        (one.phases.transfer_ms, one.phases.prefill_ms)
-        for one in records
-        if one.phases.transfer_ms and one.phases.prefill_ms
-    ]
-    prefill = sum(ms for _, ms in pairs)
-    return Signal(sum(ms for ms, _ in pairs) / prefill if prefill else None, len(pairs))
-
-
-def _busy(views: Sequence[FleetView], watched: Watched) -> Signal:
-    busy = slots = 0
-    for view in views:
-        for replica in view.replicas:
-            if _is_mine(replica.id, watched):
-                busy += min(replica.slots, replica.in_flight)
-                slots += replica.slots
-    return Signal(busy / slots if slots else None, len(views) if slots else 0)
 
 
 def _mismatch(views: Sequence[FleetView], watched: Watched) -> Signal:

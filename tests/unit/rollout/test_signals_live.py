@@ -1,4 +1,4 @@
-"""Signals beyond drafts: validity, quality, transfer, idle slots, another revision."""
+"""Signals beyond drafts: validity, quality, another revision."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from trimtab.core.decision import FleetView
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal
 from trimtab.core.quality_scores import CutScores, Scores
-from trimtab.core.record import Phases, RequestRecord
+from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, ReplicaState
 from trimtab.rollout.signals import Signal, Watched, signals
 
@@ -72,28 +72,6 @@ def test_quality_loss_is_that_of_the_triggers_cut(
     where = None if cut is None else Cut(Dimension.LABEL, cut)
     found = seen(TriggerSignal.QUALITY_LOSS, watched=Watched(scores=scores, cut=where))
     assert found == Signal(None if value is None else pytest.approx(value), n)
-
-
-def test_transfer_is_held_against_the_prefill_it_came_from() -> None:
-    """Requests whose KV was not moved, or whose prefill is unknown, say nothing of it."""
-    phases = (
-        Phases(transfer_ms=300.0, prefill_ms=100.0),
-        Phases(transfer_ms=100.0, prefill_ms=300.0),
-        Phases(transfer_ms=0.0, prefill_ms=900.0),
-        Phases(transfer_ms=50.0),
-    )
-    records = tuple(request(n, phases=each) for n, each in enumerate(phases))
-    assert seen(TriggerSignal.TRANSFER_OVER_PREFILL, records=records) == Signal(1.0, 2)
-
-
-def test_busy_slots_are_those_of_the_levers_replicas() -> None:
-    """Over all views; more in flight than slots is a full replica."""
-    views = (view(1.0, 4, 0), view(2.0, 9, 2))
-    mine = Watched(replicas=("r1",))
-    slots = views[0].replicas[0].slots
-    assert seen(TriggerSignal.SLOTS_BUSY_SHARE, views=views, watched=mine) == Signal(
-        pytest.approx(2 / (2 * slots)), 2
-    )
 
 
 def test_mismatch_counts_ready_replicas_alone() -> None:
