@@ -19,6 +19,7 @@ from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.core.types import ReplicaState, RolloutState, Technique
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.machine import RUNNING
+from trimtab.rollout.plans import own_replicas
 from trimtab.rollout.short_record import parse_cut
 from trimtab.runtime.trigger_watch import PERSON
 
@@ -120,7 +121,9 @@ def resume(
             dict.fromkeys(preference.replicas, stays[preference.lever].revision or baseline)
         )
     if unfinished is not None and _wants_replica(unfinished):
-        revisions[replicas[-1]] = unfinished.record.revision or baseline
+        kept_plan = TrafficPlan(policy=policy, preferences=kept)
+        theirs = own_replicas(kept_plan, unfinished.record.name, replicas)
+        revisions.update(dict.fromkeys(theirs, unfinished.record.revision or baseline))
     return Resumed(
         plan=TrafficPlan(
             policy=plan.policy if stays else policy,
