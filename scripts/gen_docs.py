@@ -166,6 +166,10 @@ BOUNDS = (
     ("runtime.control", "EQUALITY_PROBES_MAX", "equality probes for one lever"),
     ("runtime.child", "LOG_BYTES_MAX", "bytes of an engine's log"),
     ("interfaces.web.routes", "LISTENERS_MAX", "pages that listen at once"),
+    ("interfaces.web.levers", "LIVE_SHOWN_MAX", "levers not over that a page gets unasked"),
+    ("interfaces.web.levers", "ROWS_MAX", "rollouts in one answer of the list of all"),
+    ("interfaces.web.history", "STEPS_MAX", "steps of a chain in one answer to a page"),
+    ("interfaces.web.history", "HAPPENED_MAX", "decisions and incidents in one answer to a page"),
     (
         "runtime.served_sources",
         "BODY_BYTES_MAX",
