@@ -12,18 +12,20 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import docs_tables as tables
 import docs_words as words
 import msgspec
+from docs_levers import lever_part
 
 from trimtab.core import budgets, cuts, findings, gate, handover, lever, record, revision, stats
 from trimtab.core.config import Config
 from trimtab.core.decision import RouteReason, RoutingDecision
 from trimtab.core.events import AnyEvent, RolloutMoved
 from trimtab.core.stats_betting import win_boundary
-from trimtab.core.types import ErrorClass, RolloutState, Verdict
+from trimtab.core.types import ErrorClass, RolloutState, Technique, Verdict
 from trimtab.diagnosis import served_advice, served_facts
 from trimtab.interfaces import diagnose_answer
 from trimtab.policies.routing import POLICIES
@@ -164,6 +166,10 @@ BOUNDS = (
     ("runtime.control", "EQUALITY_PROBES_MAX", "equality probes for one lever"),
     ("runtime.child", "LOG_BYTES_MAX", "bytes of an engine's log"),
     ("interfaces.web.routes", "LISTENERS_MAX", "pages that listen at once"),
+    ("interfaces.web.levers", "LIVE_SHOWN_MAX", "levers not over that a page gets unasked"),
+    ("interfaces.web.levers", "ROWS_MAX", "rollouts in one answer of the list of all"),
+    ("interfaces.web.history", "STEPS_MAX", "steps of a chain in one answer to a page"),
+    ("interfaces.web.history", "HAPPENED_MAX", "decisions and incidents in one answer to a page"),
     (
         "runtime.served_sources",
         "BODY_BYTES_MAX",
@@ -449,6 +455,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "hand-over": hand_over,
     "units": units,
     "bounds": bounds,
+    **{
+        f"lever-{technique.value.replace('_', '-')}": partial(lever_part, technique)
+        for technique in Technique
+    },
 }
 
 
@@ -460,7 +470,7 @@ def filled(text: str) -> str:
 def documents() -> dict[Path, str]:
     """Return every document that is generated, in whole or in part, as it must be."""
     found = {DOCS / name: make() for name, make in PAGES.items()}
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted((*DOCS.glob("*.md"), *DOCS.glob("levers/*.md"))):
         text = path.read_text() if path not in found else ""
         if PART.search(text):
             found[path] = filled(text)

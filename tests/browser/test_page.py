@@ -423,3 +423,4 @@ async def test_what_happened_is_listed_and_follows_moves(
     await first.get_by_text("canary").wait_for()
     await system.tell([(moved(RolloutState.ROLLED_BACK, 0.0, name=OTHER), None)])
     await first.get_by_text("rolled back").wait_for()
+    assert OTHER in await first.inner_text()

@@ -19,9 +19,9 @@ S = RolloutState
 
 LOW_TRAFFIC = TriggerSpec(
     name="low traffic",
-    signal=TriggerSignal.LOAD_PER_REPLICA,
-    off_at=0.2,
-    on_at=0.5,
+    signal=TriggerSignal.BATCH,
+    off_at=0.8,
+    on_at=2.0,
     off_when_above=False,
     ticks=3,
     min_samples=5,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+CLI = "trimtab.interfaces.cli"
 MARK = "TRIMTAB_TEST_RUN"
 MEMORY_ROOT = Path("/dev/shm")
 POLL_S = 0.05
@@ -76,7 +77,7 @@ def command(folder: Path, *arguments: str, timeout_s: float = 60.0) -> Ended:
     """Run `trimtab` to its end in a folder."""
     mark = uuid.uuid4().hex
     run = subprocess.run(
-        [sys.executable, "-m", "trimtab.interfaces.cli", *arguments],
+        [sys.executable, "-m", CLI, *arguments],
         cwd=folder,
         env=environment(mark, folder / "state"),
         stdin=subprocess.DEVNULL,
@@ -110,14 +111,19 @@ def _hear_interrupts() -> None:
 
 
 class Background:
-    """A command that runs on. Use as a context manager: whatever is left at the end is killed."""
+    """A command that runs on. Use as a context manager: whatever is left at the end is killed.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    `program`: what Python runs, the command line unless said otherwise.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, program: tuple[str, ...] = ("-m", CLI)
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self._said = folder / f"said-{self.mark}.txt"
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trimtab.interfaces.cli", *arguments],
+                [sys.executable, *program, *arguments],
                 cwd=folder,
                 env=environment(self.mark, folder / "state"),
                 stdin=subprocess.DEVNULL,

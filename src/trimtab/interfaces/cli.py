@@ -57,7 +57,7 @@ def main() -> None:
       trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
-      trimtab export grafana -o dashboard.json       a dashboard of the gateway's metrics
+      trimtab export grafana -o dashboard.json       a dashboard of what the gateway measures
     """
 
 

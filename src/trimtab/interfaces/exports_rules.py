@@ -79,6 +79,10 @@ def _failed() -> str:
 
 def alerts() -> tuple[Alert, ...]:
     """Return the alerts, the most urgent first."""
+    return (*_urgent(), *_of_levers(), *_of_fleet())
+
+
+def _urgent() -> tuple[Alert, ...]:
     busy = f"{rate('requests', over=OVER)} > {FEW_PER_S}"
     return (
         Alert(
@@ -106,23 +110,11 @@ def alerts() -> tuple[Alert, ...]:
             summary="The ledger cannot be written: no lever is promoted",
             description="Traffic goes on. Make room on the disk of ledger.path; it is tried again every ten seconds.",
         ),
-        Alert(
-            alert="TrimtabReplicaNotReady",
-            expr=f"{gauge('replica_ready')} == 0",
-            wait="5m",
-            page=False,
-            summary="Replica {{ $labels.replica }} takes no requests",
-            description="For five minutes. Its reason stands on the page; its log in the folder of engine logs.",
-        ),
-        Alert(
-            alert="TrimtabReplicaRestarts",
-            expr=f"increase({series('replica_restarts')}[15m]) > 2",
-            wait="0m",
-            page=False,
-            summary="Replica {{ $labels.replica }} restarts again and again",
-            description="More than twice within 15 minutes. Its last words: "
-            "`trimtab ledger list --kind replica_crashed`.",
-        ),
+    )
+
+
+def _of_levers() -> tuple[Alert, ...]:
+    return (
         Alert(
             alert="TrimtabLeverFails",
             expr=f"{gauge('lever_gates', where=_BAD)} > 0",
@@ -155,6 +147,28 @@ def alerts() -> tuple[Alert, ...]:
             page=False,
             summary="Lever {{ $labels.lever }} is to be verified again",
             description="Another lever that it meets has changed: `trimtab rollout verify {{ $labels.lever }}`.",
+        ),
+    )
+
+
+def _of_fleet() -> tuple[Alert, ...]:
+    return (
+        Alert(
+            alert="TrimtabReplicaNotReady",
+            expr=f"{gauge('replica_ready')} == 0",
+            wait="5m",
+            page=False,
+            summary="Replica {{ $labels.replica }} takes no requests",
+            description="For five minutes. Its reason stands on the page; its log in the folder of engine logs.",
+        ),
+        Alert(
+            alert="TrimtabReplicaRestarts",
+            expr=f"increase({series('replica_restarts')}[15m]) > 2",
+            wait="0m",
+            page=False,
+            summary="Replica {{ $labels.replica }} restarts again and again",
+            description="More than twice within 15 minutes. Its last words: "
+            "`trimtab ledger list --kind replica_crashed`.",
         ),
         Alert(
             alert="TrimtabReadingStale",

@@ -37,13 +37,15 @@ from trimtab.diagnosis.names import Name
 from trimtab.levers.prefill_chunking import CHUNK_MIN, SmallerPrefillChunk
 from trimtab.levers.shape import (
     EXPIRES_AFTER_S,
-    GAIN_REQUESTS_MIN,
     QUALITY_GATE,
-    TAIL_HARM_MARGIN,
     clamp_ratio,
-    common_vetoes,
     quote,
     status_of,
+)
+from trimtab.rollout.defaults import (
+    PROVEN_REQUESTS_MIN,
+    TAIL_PROVEN_MARGIN,
+    technique_vetoes,
     veto,
 )
 
@@ -223,7 +225,7 @@ def _gates() -> tuple[GateSpec, ...]:
             metric=Metric.CHUNK_GAP_MS,
             question=Question.GAIN,
             margin=CHUNK_GAP_GAIN_MARGIN,
-            min_requests=GAIN_REQUESTS_MIN,
+            min_requests=PROVEN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
         GateSpec(
@@ -232,12 +234,12 @@ def _gates() -> tuple[GateSpec, ...]:
             question=Question.NO_HARM,
             margin=SHORT_TTFT_HARM_MARGIN,
             cut=SHORT_INPUTS,
-            min_requests=GAIN_REQUESTS_MIN,
+            min_requests=PROVEN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
-        veto(Metric.TTFT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
-        veto(Metric.TPOT_MS, TAIL_HARM_MARGIN),
-        *common_vetoes(matched_batch=False),
+        veto(Metric.TTFT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),
+        veto(Metric.TPOT_MS, TAIL_PROVEN_MARGIN),
+        *technique_vetoes(matched_batch=False),
     )
 
 

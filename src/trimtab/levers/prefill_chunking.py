@@ -36,13 +36,15 @@ from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.names import Name
 from trimtab.levers.shape import (
     EXPIRES_AFTER_S,
-    GAIN_REQUESTS_MIN,
     QUALITY_GATE,
-    TAIL_HARM_MARGIN,
     clamp_ratio,
-    common_vetoes,
     quote,
     status_of,
+)
+from trimtab.rollout.defaults import (
+    PROVEN_REQUESTS_MIN,
+    TAIL_PROVEN_MARGIN,
+    technique_vetoes,
     veto,
 )
 
@@ -221,13 +223,13 @@ def _gates() -> tuple[GateSpec, ...]:
             question=Question.GAIN,
             margin=CHUNK_GAP_GAIN_MARGIN,
             matched_batch=True,
-            min_requests=GAIN_REQUESTS_MIN,
+            min_requests=PROVEN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
         veto(Metric.TTFT_MS, TTFT_HARM_MARGIN, matched_batch=True),
-        veto(Metric.TTFT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
-        veto(Metric.TPOT_MS, TAIL_HARM_MARGIN, matched_batch=True),
-        *common_vetoes(matched_batch=True),
+        veto(Metric.TTFT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),
+        veto(Metric.TPOT_MS, TAIL_PROVEN_MARGIN, matched_batch=True),
+        *technique_vetoes(matched_batch=True),
     )
 
 

@@ -31,16 +31,18 @@ from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.ceilings import lost_part
 from trimtab.diagnosis.names import Name
 from trimtab.levers.shape import (
-    CHUNK_GAP_HARM_MARGIN,
     EXPIRES_AFTER_S,
-    GAIN_REQUESTS_MIN,
     QUALITY_GATE,
-    TAIL_HARM_MARGIN,
-    TPOT_HARM_MARGIN,
     clamp_ratio,
-    common_vetoes,
     quote,
     status_of,
+)
+from trimtab.rollout.defaults import (
+    CHUNK_GAP_MARGIN,
+    PROVEN_REQUESTS_MIN,
+    TAIL_PROVEN_MARGIN,
+    TPOT_MARGIN,
+    technique_vetoes,
     veto,
 )
 
@@ -238,14 +240,14 @@ def _gates() -> tuple[GateSpec, ...]:
             metric=Metric.TTFT_MS,
             question=Question.GAIN,
             margin=TTFT_GAIN_MARGIN,
-            min_requests=GAIN_REQUESTS_MIN,
+            min_requests=PROVEN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         ),
         veto(Metric.PROMPT_TOKENS_COMPUTED, COMPUTED_HARM_MARGIN),
-        veto(Metric.TTFT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
-        veto(Metric.TPOT_MS, TPOT_HARM_MARGIN),
-        veto(Metric.CHUNK_GAP_MS, CHUNK_GAP_HARM_MARGIN),
-        *common_vetoes(matched_batch=False),
+        veto(Metric.TTFT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),
+        veto(Metric.TPOT_MS, TPOT_MARGIN),
+        veto(Metric.CHUNK_GAP_MS, CHUNK_GAP_MARGIN),
+        *technique_vetoes(matched_batch=False),
     )
 
 

@@ -10,15 +10,15 @@ from trimtab.core.lever import ExpectedEffect, Situation, TriggerSignal, Trigger
 from trimtab.core.types import RolloutState
 from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
-from trimtab.levers.shape import (
-    GAIN_REQUESTS_MIN,
-    TAIL_HARM_MARGIN,
-    TPOT_HARM_MARGIN,
-    clamp_ratio,
-    common_vetoes,
+from trimtab.levers.shape import clamp_ratio
+from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
+from trimtab.rollout.defaults import (
+    PROVEN_REQUESTS_MIN,
+    TAIL_PROVEN_MARGIN,
+    TPOT_MARGIN,
+    technique_vetoes,
     veto,
 )
-from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
 
 HYSTERESIS = 0.7
 """The batch at which speculation may come back, as a part of the one at which it goes off."""
@@ -113,7 +113,7 @@ def gates_of(
             margin=TPOT_GAIN_MARGIN,
             cut=cut,
             matched_batch=True,
-            min_requests=GAIN_REQUESTS_MIN,
+            min_requests=PROVEN_REQUESTS_MIN,
             during=(RolloutState.PROVING,),
         )
         for cut in required
@@ -123,9 +123,9 @@ def gates_of(
         *gains,
         *others,
         veto(Metric.TTFT_MS, TTFT_HARM_MARGIN, matched_batch=True),
-        veto(Metric.TPOT_MS, TAIL_HARM_MARGIN, statistic=Statistic.TAIL_P95),
+        veto(Metric.TPOT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),
         veto(Metric.CHUNK_GAP_MS, chunk_gap_margin(table), matched_batch=True),
-        *common_vetoes(matched_batch=True),
+        *technique_vetoes(matched_batch=True),
     )
 
 
@@ -139,7 +139,7 @@ def _trial(label: str) -> tuple[GateSpec, ...]:
         margin=TPOT_GAIN_MARGIN,
         cut=cut,
         matched_batch=True,
-        min_requests=GAIN_REQUESTS_MIN,
+        min_requests=PROVEN_REQUESTS_MIN,
         during=(RolloutState.PROVING,),
         required=False,
     )
@@ -147,7 +147,7 @@ def _trial(label: str) -> tuple[GateSpec, ...]:
         name=f"tpot-veto-{label}",
         metric=Metric.TPOT_MS,
         question=Question.VETO,
-        margin=TPOT_HARM_MARGIN,
+        margin=TPOT_MARGIN,
         cut=cut,
         matched_batch=True,
         required=False,

@@ -11,7 +11,7 @@ Regimes: watched for WATCH_S after the replicas have followed; buckets with fewe
 nothing. Failure modes: traffic that changes in that minute (longer prompts, another mix) is taken for harm; then the
 lever comes back, its trigger rests for UNDO_REST_S and fires again if its sign is still there.
 
-Never undone: what a trigger did for quality or for what is really configured (`UNDOABLE`).
+Never undone: what a trigger did for quality or for what is really configured (`NEVER_UNDONE`).
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,12 @@ WATCH_S: Final = 60.0
 UNDO_REST_S: Final = 600.0
 METRICS: Final = (Metric.TTFT_MS, Metric.TPOT_MS)
 
-UNDOABLE: Final = frozenset(
+NEVER_UNDONE: Final = frozenset(
     {
-        TriggerSignal.BATCH,
-        TriggerSignal.NET_TPOT_RATIO,
-        TriggerSignal.DRAFT_ACCEPTANCE,
-        TriggerSignal.DRAFT_COVERAGE,
-        TriggerSignal.LOAD_OVER_BOUND,
-        TriggerSignal.TRANSFER_SHARE,
-        TriggerSignal.LOAD_PER_REPLICA,
+        TriggerSignal.DELIVERED_OVER_PREDICTED,
+        TriggerSignal.EFFECTIVE_MISMATCH,
+        TriggerSignal.INVALID_OUTPUT_RATE,
+        TriggerSignal.QUALITY_LOSS,
     }
 )
 

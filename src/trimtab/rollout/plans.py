@@ -56,6 +56,20 @@ def with_share(plan: TrafficPlan, share: float) -> TrafficPlan:
     return msgspec.structs.replace(plan, candidate=grown)
 
 
+def own_replicas(plan: TrafficPlan, lever: str, replicas: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where a revision lever runs by the plan, else where it would: the last replica that no other one has.
+
+    Empty where every replica has a lever already.
+    """
+    held = {each.lever: each.replicas for each in plan.preferences if each.replicas}
+    if plan.candidate is not None and plan.candidate.replicas:
+        held[plan.candidate.lever] = plan.candidate.replicas
+    if lever in held:
+        return held[lever]
+    taken = {replica for theirs in held.values() for replica in theirs}
+    return tuple(replica for replica in replicas if replica not in taken)[-1:]
+
+
 def without_slice(plan: TrafficPlan) -> TrafficPlan:
     """Return the plan in which no traffic meets a candidate."""
     return msgspec.structs.replace(plan, candidate=None)

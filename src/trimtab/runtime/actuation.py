@@ -17,6 +17,7 @@ from trimtab.core.revision import Revision
 from trimtab.core.traffic import Preference, TrafficPlan
 from trimtab.core.types import Role
 from trimtab.rollout.plans import (
+    own_replicas,
     with_adopted,
     with_cuts_out,
     with_lever_off,
@@ -103,17 +104,32 @@ class Actuator:
         self.set_plan(msgspec.structs.replace(self.plan, stage=stage), cause_id=cause_id)
 
     def candidate_replicas(self, record: LeverRecord) -> tuple[str, ...]:
-        """Choose where a candidate revision runs: the last replica, so that a plain one stays."""
-        replicas = self._fleet.replica_ids()
-        return () if record.revision is None else replicas[-1:]
+        """Choose where a candidate revision runs: the last replica that no other lever has."""
+        if record.revision is None:
+            return ()
+        return own_replicas(self.plan, record.name, self._fleet.replica_ids())
 
     async def prepare(self, record: LeverRecord, *, cause_id: str | None) -> tuple[str, ...]:
-        """Start the candidate revision where the lever needs one; nothing is exposed to it yet."""
+        """Start the candidate revision where the lever needs one; nothing is exposed to it yet.
+
+        Raises `LaunchError` where that would leave no plain replica beside those of adopted levers.
+        """
         replicas = self.candidate_replicas(record)
         if record.revision is not None:
+            self._check_plain_stays(record.name, replicas)
             await self._restart(replicas, record.revision, cause_id)
         await self._take_roles(record, Role.PREFILL, cause_id)
         return replicas
+
+    def _check_plain_stays(self, lever: str, replicas: tuple[str, ...]) -> None:
+        others = [each for each in self.plan.preferences if each.lever != lever]
+        taken = {replica for each in others for replica in each.replicas}
+        if others and not set(self._fleet.replica_ids()) - taken - set(replicas):
+            names = ", ".join(each.lever for each in others)
+            raise LaunchError(
+                f"{names} has a replica of its own and one must stay plain to compare with: add one "
+                "(trimtab fleet add)"
+            )
 
     async def go_back(self, replicas: tuple[str, ...], *, cause_id: str | None) -> None:
         """Return replicas to the baseline revision; raises `LaunchError` if one does not follow."""
@@ -220,8 +236,9 @@ class Actuator:
         self, record: LeverRecord, *, baseline_policy: str, cause_id: str | None
     ) -> None:
         """Take an adopted lever off: routing first, then the replicas go back to the baseline revision."""
+        replicas = self.candidate_replicas(record)
         self.release(record, baseline_policy=baseline_policy, cause_id=cause_id)
-        await self._restart(self.candidate_replicas(record), self._baseline, cause_id)
+        await self._restart(replicas, self._baseline, cause_id)
         await self._take_roles(record, Role.MIXED, cause_id)
 
     async def enable(

@@ -8,8 +8,8 @@ from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.rollout.aftermath import (
+    NEVER_UNDONE,
     UNDO_REST_S,
-    UNDOABLE,
     WATCH_S,
     Before,
     Harm,
@@ -74,7 +74,7 @@ def note_action(
 ) -> None:
     """Keep what was before an action that may do harm itself; a trigger that lets go ends the watch."""
     lever.acted = None
-    if not fired or spec.signal not in UNDOABLE:
+    if not fired or spec.signal in NEVER_UNDONE:
         return
     recent = [one for one in records if one.finished_at_s >= now_wall_s - WATCH_S]
     cut = spec.cut if spec.action is TriggerAction.DISABLE_CUT else None

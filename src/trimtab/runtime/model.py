@@ -50,6 +50,15 @@ def find_model(path: str, *, blocked_weights: bool = False) -> Model:
     return Model(path=str(packaged), sha256=digest, name=PACKAGED_NAME)
 
 
+def lies_whole(model: Model) -> bool:
+    """Say whether a model lies where it did, with the same contents; reads the whole file."""
+    try:
+        check_model(model.path)
+        return _sha256(Path(model.path)) == model.sha256
+    except (LaunchError, OSError):
+        return False
+
+
 def _packaged_path() -> Path:
     # Found and never imported: importing it would need its own dependencies.
     spec = importlib.util.find_spec(PACKAGED_WHEEL)

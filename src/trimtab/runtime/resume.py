@@ -5,18 +5,21 @@ state and at its share; its clock and its evidence begin anew, since what it had
 lever that cannot be served as before goes back, with an event that says why, written before any traffic is served.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved
 from trimtab.core.lever import LeverRecord
 from trimtab.core.quality_scores import Scores
-from trimtab.core.revision import Revision
+from trimtab.core.revision import Model, Revision
 from trimtab.core.state import LeverStatus, State
 from trimtab.core.traffic import Preference, TrafficPlan
-from trimtab.core.types import ReplicaState, RolloutState
+from trimtab.core.types import ReplicaState, RolloutState, Technique
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.machine import RUNNING
+from trimtab.rollout.plans import own_replicas
 from trimtab.rollout.short_record import parse_cut
 from trimtab.runtime.trigger_watch import PERSON
 
@@ -80,17 +83,31 @@ def remembered(state: State, configured: int) -> tuple[str, ...]:
     return there or plain
 
 
-def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, policy: str) -> Resumed:
-    """Decide how to start after whatever ended the last run. A ledger without levers gives a plain start."""
+def resume(
+    state: State,
+    *,
+    replicas: tuple[str, ...],
+    baseline: Revision,
+    policy: str,
+    has_artifact: Callable[[Model], bool] = lambda _: True,
+) -> Resumed:
+    """Decide how to start after whatever ended the last run. A ledger without levers gives a plain start.
+
+    `has_artifact` says whether a lever's own model, such as one at another precision, lies whole where it did.
+    """
+
+    def can_serve(record: LeverRecord) -> bool:
+        return _can_serve(record, baseline, has_artifact)
+
     plan = state.plan or TrafficPlan(policy=policy)
     adopted = {
         name: lever.record
         for name, lever in state.levers.items()
         if lever.state is RolloutState.ADOPTED and lever.record is not None
     }
-    preferences = _preferences(plan, adopted, replicas, baseline)
+    preferences = _preferences(plan, adopted, replicas, can_serve)
     lost = {name: _why_lost(record, plan, preferences) for name, record in adopted.items()}
-    unfinished, moves = _unfinished(state, replicas, baseline)
+    unfinished, moves = _unfinished(state, replicas, can_serve)
     moves += [
         _rolled_back(name, RolloutState.ADOPTED, reason)
         for name, reason in lost.items()
@@ -104,7 +121,9 @@ def resume(state: State, *, replicas: tuple[str, ...], baseline: Revision, polic
             dict.fromkeys(preference.replicas, stays[preference.lever].revision or baseline)
         )
     if unfinished is not None and _wants_replica(unfinished):
-        revisions[replicas[-1]] = unfinished.record.revision or baseline
+        kept_plan = TrafficPlan(policy=policy, preferences=kept)
+        theirs = own_replicas(kept_plan, unfinished.record.name, replicas)
+        revisions.update(dict.fromkeys(theirs, unfinished.record.revision or baseline))
     return Resumed(
         plan=TrafficPlan(
             policy=plan.policy if stays else policy,
@@ -126,8 +145,20 @@ def _wants_replica(unfinished: Unfinished) -> bool:
     return unfinished.state in RUNNING and unfinished.record.revision is not None
 
 
+def _can_serve(
+    record: LeverRecord, baseline: Revision, has_artifact: Callable[[Model], bool]
+) -> bool:
+    """Whether a lever's revision is of the model that is served, or of its own artifact of that model."""
+    revision = record.revision
+    if revision is None or revision.model.sha256 == baseline.model.sha256:
+        return True
+    if record.technique is not Technique.QUANTIZATION:
+        return False
+    return revision.model.name == baseline.model.name and has_artifact(revision.model)
+
+
 def _unfinished(
-    state: State, replicas: tuple[str, ...], baseline: Revision
+    state: State, replicas: tuple[str, ...], can_serve: Callable[[LeverRecord], bool]
 ) -> tuple[Unfinished | None, list[RolloutMoved]]:
     """Return the lever that goes on being proven, and the moves of those that cannot."""
     found: Unfinished | None = None
@@ -135,7 +166,7 @@ def _unfinished(
     for name, lever in state.levers.items():
         if lever.state not in PROVING:
             continue
-        reason = _why_not_proven(lever, replicas, baseline)
+        reason = _why_not_proven(lever, replicas, can_serve)
         if found is not None:
             reason = f"{found.record.name} is being proven: one lever at a time"
         if reason is None and lever.record is not None:
@@ -154,14 +185,14 @@ def _unfinished(
 
 
 def _why_not_proven(
-    lever: LeverStatus, replicas: tuple[str, ...], baseline: Revision
+    lever: LeverStatus, replicas: tuple[str, ...], can_serve: Callable[[LeverRecord], bool]
 ) -> str | None:
     record = lever.record
     if record is None:
         return "its record is not in the ledger"
     if record.revision is None:
         return None
-    if record.revision.model.sha256 != baseline.model.sha256:
+    if not can_serve(record):
         return "it was being proven with another model"
     if len(replicas) < 2:
         return "it was being proven on a replica of its own, and there is only one now"
@@ -186,7 +217,7 @@ def _preferences(
     plan: TrafficPlan,
     adopted: dict[str, LeverRecord],
     replicas: tuple[str, ...],
-    baseline: Revision,
+    can_serve: Callable[[LeverRecord], bool],
 ) -> tuple[Preference, ...]:
     """Keep what can be served as before: by a lever that is adopted, on replicas that are started."""
     kept = []
@@ -196,7 +227,7 @@ def _preferences(
         if record is None or record.revision is None or not theirs:
             continue
         # The artifact may have moved or changed: only a revision of the same model comes back.
-        if record.revision.model.sha256 != baseline.model.sha256:
+        if not can_serve(record):
             continue
         kept.append(msgspec.structs.replace(preference, replicas=theirs))
     return tuple(kept)

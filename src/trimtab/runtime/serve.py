@@ -20,6 +20,7 @@ from trimtab.runtime.attached_advice import AttachedAdvisor
 from trimtab.runtime.control import Control
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.measure import measure_cost
+from trimtab.runtime.model import lies_whole
 from trimtab.runtime.operate import Operator
 from trimtab.runtime.proof import FROZEN, ControlError
 from trimtab.runtime.resume import Resumed, remembered, resume
@@ -146,7 +147,11 @@ def _resumed(system: System) -> Resumed:
     configured = system.config.fleet.replicas
     replicas = () if system.attached is not None else remembered(state, configured)
     return resume(
-        state, replicas=replicas, baseline=system.baseline, policy=system.config.routing.policy
+        state,
+        replicas=replicas,
+        baseline=system.baseline,
+        policy=system.config.routing.policy,
+        has_artifact=lies_whole,
     )
 
 

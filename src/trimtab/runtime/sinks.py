@@ -19,6 +19,7 @@ from trimtab.core.events import (
     Frozen,
     GatesEvaluated,
     LeverProposed,
+    QualityScored,
     RolloutMoved,
     TriggerMoved,
     VerificationDue,
@@ -129,7 +130,7 @@ class VerdictSinks:
                 return verdicts != before
             case LeverProposed() | RolloutMoved() | TriggerMoved() | VerificationDue():
                 return True
-            case CutsKept() | Frozen():
+            case CutsKept() | QualityScored() | Frozen():
                 return True
             case _:
                 return False

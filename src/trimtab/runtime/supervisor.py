@@ -110,7 +110,7 @@ class System(Recent):
         admin_token: str | None,
     ) -> None:
         config = self.config
-        secret = self.secret = load_secret(secret_path)
+        self.secret = load_secret(secret_path)
         self.index = PrefixIndex(config.routing.index_blocks_max, config.routing.block_bytes)
         self.router = self._made_router(seed)
         self._kv_events = KvListener(config.routing.kv_events, self.router.heard)

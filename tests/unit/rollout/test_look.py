@@ -49,9 +49,9 @@ def test_switchback_compares_the_sessions_of_the_slice_in_both_arms() -> None:
     """Sessions outside it never meet the candidate and would make the baseline another mix."""
     outside = served(0, Arm.BASELINE, slice_=OUTSIDE_SLICE)
     inside = served(0, Arm.BASELINE, slice_="25% of sessions")
-    assert [False, True] == [is_like(PLAN, one) for one in (outside, inside)]
+    assert [is_like(PLAN, one) for one in (outside, inside)] == [False, True]
     beside = msgspec.structs.replace(PLAN, comparison=Comparison.SIDE_BY_SIDE)
-    assert [True, True] == [is_like(beside, one) for one in (outside, inside)]
+    assert [is_like(beside, one) for one in (outside, inside)] == [True, True]
 
 
 def test_block_counts_once_the_next_one_is_over() -> None:

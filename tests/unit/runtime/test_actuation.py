@@ -1,5 +1,6 @@
 """Levers are moved on a fleet: routing first, one replica, every move an event with its cause."""
 
+import msgspec
 import pytest
 from control_kit import BASELINE_PLAN, EDITS, QUESTIONS, SPECULATING, Rig, routing_lever
 from control_kit import speculation_lever as speculation
@@ -12,6 +13,7 @@ from trimtab.core.traffic import CandidatePlan, Preference, TrafficPlan
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
 
 ROUTING, SPECULATION = routing_lever(), speculation()
+SMALLER_KV = REVISION.replace(kv_type="q8_0")
 SPECULATES = "r1 runs speculation, KV kept: True"
 IS_BACK = "r1 runs the baseline, KV kept: True"
 
@@ -194,3 +196,26 @@ async def test_failure_to_prepare_exposes_nothing() -> None:
     with pytest.raises(LaunchError):
         await rig.actuator.prepare(SPECULATION, cause_id="P")
     assert rig.envelopes == ()
+
+
+async def test_second_revision_lever_gets_a_replica_of_its_own() -> None:
+    """What an adopted lever runs is not taken from it: the next lever starts beside it, and goes back alone."""
+    rig = Rig(replicas=("r0", "r1", "r2"))
+    await rig.actuator.prepare(SPECULATION, cause_id="P")
+    rig.actuator.adopt(SPECULATION, policy=None, cuts=(EDITS,), cause_id="A")
+    other = msgspec.structs.replace(SPECULATION, name="smaller_kv", revision=SMALLER_KV)
+    assert await rig.actuator.prepare(other, cause_id="P") == ("r1",)
+    rig.actuator.start_slice(other, 0.5, None, ("r1",), cause_id="S")
+    assert rig.actuator.candidate_replicas(SPECULATION) == ("r2",)
+    await rig.actuator.take_back(other, cause_id="T")
+    found = [rig.fleet.revision_of(replica) for replica in ("r0", "r1", "r2")]
+    assert found == [REVISION, REVISION, SPECULATING]
+
+
+async def test_last_plain_replica_is_not_given_to_a_lever() -> None:
+    """With two replicas, one of which an adopted lever has, another revision lever is refused with the way out."""
+    rig = await adopted()
+    other = msgspec.structs.replace(SPECULATION, name="smaller_kv", revision=SMALLER_KV)
+    with pytest.raises(LaunchError, match="trimtab fleet add"):
+        await rig.actuator.prepare(other, cause_id="P")
+    assert rig.log == []

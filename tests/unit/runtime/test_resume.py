@@ -10,6 +10,7 @@ from trimtab.core.events import (
     CutsKept,
     Frozen,
     LeverProposed,
+    QualityScored,
     ReplicaChanged,
     RolloutMoved,
     RunStarted,
@@ -17,9 +18,11 @@ from trimtab.core.events import (
     TriggerMoved,
 )
 from trimtab.core.lever import LeverRecord
+from trimtab.core.quality_scores import CutScores, Scores
+from trimtab.core.revision import Model
 from trimtab.core.state import EMPTY, State, rebuild
-from trimtab.core.traffic import Preference, TrafficPlan
-from trimtab.core.types import ReplicaState, RolloutState
+from trimtab.core.traffic import Preference, Reserve, TrafficPlan
+from trimtab.core.types import ReplicaState, RolloutState, Technique
 from trimtab.runtime.ledger_memory import MemoryLedger
 from trimtab.runtime.resume import STOPPED_WITH_FLEET, Off, Resumed, remembered, resume
 from trimtab.runtime.trigger_watch import PERSON
@@ -287,3 +290,67 @@ def test_run_that_is_no_fleet_is_not_remembered() -> None:
     ready = replica("r7", ReplicaState.READY)
     assert remembered(run_of(2, ready, command="tune"), 2) == ("r0", "r1")
     assert remembered(EMPTY, 2) == ("r0", "r1")
+
+
+@pytest.mark.parametrize("state", PROVING)
+def test_cut_that_left_a_slice_stays_out_after_a_restart(state: RolloutState) -> None:
+    """Harm was shown in it: a new process does not expose it again."""
+    lost = CutsKept(lever=ROUTING.name, kept=("all",), refused={"label=edit": "tpot is worse"})
+    found = resumed(after(*at(ROUTING, state), lost))
+    assert found.proving is not None
+    assert found.proving.out == {EDITS: "tpot is worse"}
+
+
+def test_scores_and_reserves_are_there_after_a_restart() -> None:
+    """Evaluations of a lever, and what an adopted routing lever leaves to the policy before it."""
+    scores = Scores(
+        evaluation="items",
+        revision="policy prefix_affine",
+        cuts=(CutScores(n=10, baseline_passed=9, candidate_passed=9),),
+    )
+    mine = Reserve(lever=ROUTING.name, policy="round_robin", cuts=(EDITS,), holdback_share=0.05)
+    others = Reserve(lever="gone", policy="round_robin", cuts=(EDITS,))
+    plan = TrafficPlan(policy="prefix_affine", reserves=(mine, others))
+    found = resumed(
+        after(
+            *at(ROUTING, RolloutState.ADOPTED),
+            QualityScored(lever=ROUTING.name, scores=scores),
+            TrafficPlanned(plan=plan),
+        )
+    )
+    assert found.plan.reserves == (mine,)
+    assert found.scores == {ROUTING.name: (scores,)}
+
+
+@pytest.mark.parametrize("state", [RolloutState.RAMPING, RolloutState.ADOPTED])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_precision_lever_comes_back_with_its_own_artifact(
+    state: RolloutState, is_there: bool
+) -> None:
+    """The same model at another precision is another file by design; one that is gone or changed goes back."""
+    smaller = msgspec.structs.replace(REVISION.model, sha256="cd" * 32, path="/models/q8.gguf")
+    record = msgspec.structs.replace(
+        SPECULATION,
+        name="lower_precision",
+        technique=Technique.QUANTIZATION,
+        revision=REVISION.replace(model=smaller),
+    )
+    wanted = msgspec.structs.replace(WANTED, lever=record.name)
+    plan = TrafficPlan(policy="round_robin", preferences=(wanted,))
+    asked: list[Model] = []
+
+    def has_artifact(model: Model) -> bool:
+        asked.append(model)
+        return is_there
+
+    found = resume(
+        after(*at(record, state), TrafficPlanned(plan=plan)),
+        replicas=REPLICAS,
+        baseline=REVISION,
+        policy="round_robin",
+        has_artifact=has_artifact,
+    )
+    assert set(asked) == {smaller}
+    assert (found.moves == ()) is is_there
+    theirs = record.revision if is_there else REVISION
+    assert found.revisions["r1"] == theirs

@@ -32,6 +32,7 @@ HAPPENED_KINDS: Final = (
     "lever_proposed",
     "rollout_moved",
     "cuts_kept",
+    "quality_scored",
     "verification_due",
     "trigger_moved",
     "frozen",

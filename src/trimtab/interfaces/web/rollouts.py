@@ -55,6 +55,8 @@ class _Rollouts:
             raise ApiError(409, "invalid_request_error", "refused", str(error)) from error
         except LaunchError as error:
             raise ApiError(503, "server_error", "replica_unchanged", str(error)) from error
+        # Who was answered may rely on it: a kill -9 right after must find it in the ledger.
+        await self._system.ledger.flush()
         return web.Response(body=msgspec.json.encode(done), content_type="application/json")
 
     def _over(self, task: asyncio.Task[Done]) -> None:
