@@ -37,6 +37,10 @@ async def walk(folder: Path, *rungs: str) -> Quantized:
     return await Quantizer(ask, SystemClock(), lambda *_: None).run()
 
 
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.gguf")}
+
+
 async def test_eight_bits_pass_and_four_fail_on_code(tmp_path: Path) -> None:
     """The original repeats exactly; Q8_0 lies within the margin, Q4_0 beyond it; files say what they hold."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")
@@ -53,5 +57,4 @@ async def test_eight_bits_pass_and_four_fail_on_code(tmp_path: Path) -> None:
     assert eight.speed is not None
     assert eight.speed.tpot_ms.n == 2
     assert found.choice.rung in ("f16", "q8_0")
-    left = {path.name for path in tmp_path.rglob("*.gguf")}
-    assert left - {"original-f16.gguf", Path(found.artifact or "").name} == set()
+    assert files(tmp_path) - {"original-f16.gguf", Path(found.artifact or "").name} == set()
