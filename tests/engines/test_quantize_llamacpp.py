@@ -1,0 +1,60 @@
+"""The ladder of precisions on the real engine: a few rungs, short texts, everything read back."""
+
+from pathlib import Path
+
+import pytest
+
+from trimtab.core.types import Verdict
+from trimtab.quality.quantized import Quantized
+from trimtab.quality.rung_results import loss_gate
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.quality_texts import CODE, QualityText
+from trimtab.runtime.quantize import QuantizeAsk, Quantizer
+from trimtab.runtime.sources import standard_library
+
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(900)]
+
+CHARS = 1500
+"""Long enough for the window near a text's start, too short for the one deep inside."""
+
+
+async def walk(folder: Path, *rungs: str) -> Quantized:
+    text = standard_library()["heapq.py"][:CHARS]
+    ask = QuantizeAsk(
+        model="",
+        folder=folder,
+        texts=(QualityText(CODE, "heapq.py", text),),
+        positions=512,
+        kv_types=("f16",),
+        rounds=2,
+        concurrencies=(2,),
+        margin_nats=0.05,
+        free_prompts=2,
+        only=rungs,
+        sensitivity=False,
+        confirm=False,
+    )
+    return await Quantizer(ask, SystemClock(), lambda *_: None).run()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.gguf")}
+
+
+async def test_eight_bits_pass_and_four_fail_on_code(tmp_path: Path) -> None:
+    """The original repeats exactly; Q8_0 lies within the margin, Q4_0 beyond it; files say what they hold."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    found = await walk(tmp_path, "q8_0", "q4_0", "q4_1 as shipped")
+    original, eight, four, shipped = found.results
+    assert found.repeats_exactly
+    assert original.quality[loss_gate(CODE)].harm == 0.0
+    assert eight.kinds[CODE] is Verdict.PASS
+    assert four.kinds[CODE] is Verdict.FAIL
+    assert (shipped.verdict, "exact by construction" in shipped.because) == (Verdict.HOLD, True)
+    assert eight.effective["ffn_down"] == {"q8_0": 30}
+    assert four.effective["attention_q"] == {"q4_0": 30}
+    assert four.file_bytes < eight.file_bytes < original.file_bytes
+    assert eight.speed is not None
+    assert eight.speed.tpot_ms.n == 2
+    assert found.choice.rung in ("f16", "q8_0")
+    assert files(tmp_path) - {"original-f16.gguf", Path(found.artifact or "").name} == set()
