@@ -10,7 +10,7 @@ from rich.console import Console
 from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_lever import lever_record
+from trimtab.interfaces.quantize_lever import lever_record, scores
 from trimtab.interfaces.quantize_view import show
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.quality.ladder import ORIGINAL_KV
@@ -22,6 +22,7 @@ from trimtab.runtime.quantize import QuantizeAsk, Quantizer
 
 TEXTS_EACH = 4
 JSON_NAME, PAGE_NAME, LEVER_NAME = "quantized.json", "index.html", "lever.toml"
+SCORES_NAME = "scores.jsonl"
 
 
 class _NamedText(click.ParamType[tuple[str, Path]]):
@@ -144,6 +145,8 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
         click.echo(f"\n{report / PAGE_NAME}: the same with pictures and every gate")
         if found.lever_record:
             click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
+            if found.items:
+                click.echo(f"trimtab rollout score NAME {report / SCORES_NAME}")
     if found.artifact is None:
         raise SystemExit(4)
 
@@ -188,6 +191,8 @@ def _write(found: Quantized, report: Path) -> Quantized:
     if record is not None:
         write_whole(report / LEVER_NAME, record)
         found = msgspec.structs.replace(found, lever_record=str(report / LEVER_NAME))
+    if (lines := scores(found)) is not None:
+        write_whole(report / SCORES_NAME, lines)
     write_whole(report / PAGE_NAME, page(found))
     write_whole(report / JSON_NAME, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     return found

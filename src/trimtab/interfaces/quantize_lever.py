@@ -1,5 +1,6 @@
 """The chosen rung as a lever record to propose: what was measured is filled in, what only a person knows is marked."""
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -79,6 +80,23 @@ def lever_record(found: Quantized) -> str | None:
         high=tpot.interval.high,
         rounds=tpot.n,
     )
+
+
+def scores(found: Quantized) -> str | None:
+    """Return the chosen rung's eval items as lines for `trimtab rollout score`; None without items or another rung."""
+    chosen = next(one for one in found.results if one.rung.label == found.choice.rung)
+    if not found.items or chosen.rung.is_original:
+        return None
+    lines = (
+        {
+            "item": item.id,
+            "baseline": int(item.right),
+            "candidate": int(right),
+            "cuts": [f"label={item.kind}"],
+        }
+        for item, right in zip(found.items, chosen.right, strict=True)
+    )
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
 
 
 def _slice(chosen: RungResult) -> str:

@@ -160,6 +160,8 @@ class RungResult(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: float | None
     signs: dict[str, float] = {}
     """Early signs, never gates: agreement of tokens, first divergence, and so on."""
+    right: tuple[bool, ...] = ()
+    """Which eval items it got right, in their order."""
 
 
 class RungChoice(msgspec.Struct, frozen=True, kw_only=True):

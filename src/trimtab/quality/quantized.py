@@ -24,6 +24,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     concurrencies: tuple[int, ...]
 
 
+class EvalOutcome(msgspec.Struct, frozen=True):
+    """One eval item and whether the original got it right."""
+
+    id: str
+    kind: str
+    right: bool
+
+
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """A second full run of the chosen rung."""
 
@@ -53,3 +61,4 @@ class Quantized(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     machine: str
     took_s: float
+    items: tuple[EvalOutcome, ...] = ()

@@ -29,6 +29,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed | None = None
     resident_bytes: int | None = None
     signs: dict[str, float] = {}
+    right: tuple[bool, ...] = ()
 
 
 def result_of(measured: Measured) -> RungResult:
@@ -56,6 +57,7 @@ def result_of(measured: Measured) -> RungResult:
         resident_bytes=measured.resident_bytes,
         kv_bytes_per_token=None if values is None else values * measured.kv_bytes_per_value,
         signs=measured.signs,
+        right=measured.right,
     )
 
 

@@ -18,6 +18,7 @@ from trimtab.quality.evals import (
     read_items,
 )
 from trimtab.quality.paired import Direction, Margin, PairedResult, compare_right, family_level
+from trimtab.quality.quantized import EvalOutcome
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_texts import TextError
 
@@ -88,6 +89,13 @@ def eval_gates(
             [base[at] for at in places], [rung[at] for at in places], margin, level=level
         )
     return gates
+
+
+def outcomes(evals: EvalSet, right: Sequence[bool]) -> tuple[EvalOutcome, ...]:
+    """Return each item with whether the original got it right."""
+    return tuple(
+        EvalOutcome(item.id, item.kind, was) for item, was in zip(evals.items, right, strict=True)
+    )
 
 
 def eval_gate(kind: str) -> str:

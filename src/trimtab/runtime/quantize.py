@@ -37,7 +37,14 @@ from trimtab.runtime.gguf_codec import convert
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
 from trimtab.runtime.quality_arm import QualityArm
-from trimtab.runtime.quality_evals import EvalSet, answered, check_schemas, eval_gate, eval_gates
+from trimtab.runtime.quality_evals import (
+    EvalSet,
+    answered,
+    check_schemas,
+    eval_gate,
+    eval_gates,
+    outcomes,
+)
 from trimtab.runtime.quality_texts import QualityText
 from trimtab.runtime.quantize_original import (
     Original,
@@ -169,6 +176,7 @@ class _Walk:
             notes=notes_of(shipped, results),
             machine=f"{platform.machine()}, {self._places[0].threads} threads an arm",
             took_s=clock.mono_s() - began_s,
+            items=outcomes(self._ask.evals, original.right),
         )
 
     async def _original(self, source: Model, shipped: str | None) -> Original:
@@ -322,6 +330,7 @@ class _Walk:
                 speed=speed,
                 resident_bytes=resident,
                 signs=pair.signs_of(original.writings, writings),
+                right=right,
             )
         )
 

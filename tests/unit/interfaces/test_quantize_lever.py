@@ -1,0 +1,161 @@
+"""What a walk over precisions writes: a lever record that can be proposed, scores, a table and a page."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trimtab.core.stats import Interval
+from trimtab.core.types import Technique, Verdict
+from trimtab.engines.gguf_tensors import Group, TensorKind
+from trimtab.interfaces.quantize_html import page
+from trimtab.interfaces.quantize_lever import lever_record, scores
+from trimtab.interfaces.quantize_view import rows_of
+from trimtab.quality.ladder import Ratio, Rung, RungChoice, RungResult, Speed, Stage
+from trimtab.quality.paired import Direction, Margin, PairedResult
+from trimtab.quality.quantized import EvalOutcome, Plan, Quantized
+from trimtab.rollout.short_record import parse_record
+
+MARGIN = Margin(value=0.02, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
+
+
+def ratio(value: float) -> Ratio:
+    bounds = Interval(low=value - 0.02, high=value + 0.02, level=0.95)
+    return Ratio(n=4, ratio=value, interval=bounds, base=20.0, rung=20.0 * value)
+
+
+def result(name: str, tpot: float, kinds: dict[str, Verdict], kv: str = "f16") -> RungResult:
+    gate = PairedResult(
+        verdict=Verdict.PASS,
+        because="within",
+        n=16,
+        harm=0.002,
+        interval=Interval(low=-0.003, high=0.007, level=0.95),
+        margin=MARGIN,
+        base=2.0,
+        candidate=2.002,
+    )
+    original = name == "f16"
+    return RungResult(
+        rung=Rung(
+            name=name,
+            stages=(Stage.ORIGINAL,) if original else (Stage.WEIGHTS,),
+            kinds={} if original else {Group.FFN_UP: TensorKind.Q8_0},
+            kv_type=kv,
+        ),
+        verdict=Verdict.PASS,
+        because="log loss, code: within",
+        kinds=kinds,
+        elsewhere=Verdict.PASS,
+        quality={f"log loss, {kind}": gate for kind in kinds},
+        speed=Speed(
+            ttft_ms=ratio(0.8), tpot_ms=ratio(tpot), tokens_per_s={4: ratio(1.3)}, score=ratio(tpot)
+        ),
+        effective={"ffn_up": {"q8_0": 30}},
+        bits_per_weight=16.0 if original else 8.6,
+        file_bytes=270_000_000 if original else 145_000_000,
+        resident_bytes=300_000_000,
+        kv_bytes_per_token=23_040.0,
+        right=(True, False),
+    )
+
+
+BOTH = {"code": Verdict.PASS, "prose": Verdict.PASS}
+
+
+def found(
+    chosen: RungResult, *, refused: tuple[str, ...] = (), artifact: str | None = "m.gguf"
+) -> Quantized:
+    return Quantized(
+        engine="llamacpp/1",
+        model="model.gguf",
+        model_sha256="0" * 64,
+        original="f16.gguf",
+        original_note="the file as it was given",
+        plan=Plan(
+            positions={"code": 512, "prose": 512},
+            blocks={"code": 16, "prose": 16},
+            block_tokens=32,
+            margin_nats=0.02,
+            spread_max={"code": 0.025, "prose": 0.025},
+            free_prompts=12,
+            eval_items=2,
+            eval_items_total=2,
+            rounds=4,
+            concurrencies=(2, 4),
+        ),
+        repeats_exactly=True,
+        repeat_spread=0.0,
+        sensitivity=None,
+        results=(result("f16", 1.0, BOTH), chosen),
+        choice=RungChoice(rung=chosen.rung.label, because="faster", refused_for=refused),
+        confirmation=None,
+        artifact=artifact,
+        lever_record=None,
+        kv_binds=False,
+        notes=(),
+        machine="here",
+        took_s=1.0,
+        items=(EvalOutcome("a", "support", True), EvalOutcome("b", "support", True)),
+    )
+
+
+def test_record_can_be_proposed_as_it_is() -> None:
+    """The parser of lever records takes it; the model is an absolute path; what was measured is in it."""
+    text = lever_record(found(result("q8_0", 0.7, BOTH)))
+    assert text is not None
+    short = parse_record(text, source="lever.toml")
+    assert short.technique is Technique.QUANTIZATION
+    assert short.revision is not None
+    assert short.revision.model == str(Path("m.gguf").resolve())
+    assert tomllib.loads(text)["expected"]["tpot_ms"]["ratio"] == pytest.approx(0.7)
+
+
+def test_record_leaves_out_what_was_refused() -> None:
+    """Harmful on code, fine on prose: the slice is prose."""
+    mixed = result("q4_0", 0.6, {"code": Verdict.FAIL, "prose": Verdict.PASS})
+    text = lever_record(found(mixed, refused=("code",)))
+    assert text is not None
+    assert tomllib.loads(text)["slice"] == ["label=prose"]
+
+
+def test_record_names_the_kv_precision_where_it_is_another() -> None:
+    """KV belongs to the revision."""
+    text = lever_record(found(result("q8_0", 0.7, BOTH, kv="q8_0")))
+    assert text is not None
+    assert tomllib.loads(text)["revision"]["kv_type"] == "q8_0"
+
+
+def test_original_needs_no_record() -> None:
+    """Nothing is moved."""
+    stays = found(result("q8_0", 0.7, BOTH), artifact=None)
+    assert lever_record(stays) is None
+
+
+def test_scores_pair_the_items_of_both_arms() -> None:
+    """One line an item, as `rollout score` reads them."""
+    lines = scores(found(result("q8_0", 0.7, BOTH)))
+    assert lines is not None
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        {"item": "a", "baseline": 1, "candidate": 1, "cuts": ["label=support"]},
+        {"item": "b", "baseline": 1, "candidate": 0, "cuts": ["label=support"]},
+    ]
+
+
+def test_table_and_page_tell_every_rung_and_gate() -> None:
+    """Each number with its interval; the chosen rung is marked; nothing is fetched from elsewhere."""
+    answer = found(result("q8_0", 0.7, BOTH))
+    rows = rows_of(answer)
+    assert [row[0] for row in rows] == ["f16", "q8_0 \u2190"]
+    assert "n=16" in rows[1][6]
+    shown = page(answer)
+    assert shown.count("log loss, code") >= 2
+    assert "http://" not in shown.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_answer_survives_json() -> None:
+    """What scripts read is what was found."""
+    answer = found(result("q8_0", 0.7, BOTH))
+    assert msgspec.json.decode(msgspec.json.encode(answer), type=Quantized) == answer
