@@ -178,7 +178,7 @@ class System(Recent):
             self.clock,
             self.baseline,
             cost=lambda: self._cost,
-            threshold=self._raise_threshold,
+            threshold=lambda factor: self.hand_overs.raise_threshold(factor),
             cause=lambda: self.started_event,
         )
 
@@ -334,9 +334,6 @@ class System(Recent):
         """What is known of the fleet without measuring it."""
         free = None if self.attached else memory_available()
         return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
-
-    def _raise_threshold(self, factor: float) -> None:
-        self.hand_overs.raise_threshold(factor)
 
     def _policies(self, cost: CostModel) -> Mapping[str, RoutingPolicy]:
         routing = self.config.routing
