@@ -20,7 +20,7 @@ from trimtab.policies.local_prefill import PrefillRules
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.supervisor import System
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(600)]
 
 CHAT = "/v1/chat/completions"
 COST = CostModel(
@@ -53,7 +53,7 @@ class Served:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+        self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
 
     async def ask(self, asked: dict[str, Any]) -> str:
         """Ask without a stream and return the text."""
@@ -79,7 +79,7 @@ class Served:
 
     async def told(self, count: int) -> list[HandOver]:
         """Return the hand-overs that the ledger has, once there are so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 await self.system.ledger.flush()
                 events = [one.event for one in self.system.ledger.read()]
@@ -90,7 +90,7 @@ class Served:
 
     async def served(self, count: int) -> RequestServed:
         """Return the last request as the ledger has it, once there are so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 await self.system.ledger.flush()
                 events = [one.event for one in self.system.ledger.read()]
@@ -136,9 +136,7 @@ async def test_prompt_decoded_elsewhere_gives_the_text_that_it_gives_alone(serve
     decode, prefill = served.roles["decode"], served.roles["prefill"]
     handed = await served.ask(asked)
     (one,) = await served.told(1)
-    # Past the gateway, and on a slot that holds nothing of it.
-    other = await served.alone(body("Hello."), decode)
-    assert other
+    # Past the gateway, and not on the decode side: it would take the slot that is looked at below.
     expected = await served.alone(asked | {"cache_prompt": False}, prefill)
     assert handed == expected
     assert (one.source, one.target, one.outcome) == (prefill, decode, HandOverOutcome.DELIVERED)
@@ -196,7 +194,7 @@ async def test_killed_prefill_replica_costs_time_and_not_the_answer(served: Serv
     asked = body(prompt("attic"))
     asking = asyncio.create_task(served.ask(asked))
     prefill = served.roles["prefill"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
@@ -216,7 +214,7 @@ async def test_client_that_leaves_frees_slots_and_files(served: Served) -> None:
     """Three clients leave while their prompts are computed; nothing is kept, and the next request is served."""
     for number in range(3):
         asking = asyncio.create_task(served.stream(body(prompt(f"room {number}"))))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         asking.cancel()

@@ -174,6 +174,8 @@ async def _failed(seen: Seen, *, as_event: bool) -> AsyncIterator[bytes]:
     error = json.dumps({"error": {"message": LOST, "type": "InternalServerError", "code": 500}})
     if seen.json.get("stream") and as_event:
         yield STREAM_HEAD
+        # As vLLM's chats do: who speaks is said before it is known that nothing can be.
+        yield chunked(sse(chunk({"role": "assistant", "content": ""})))
         yield chunked(f"data: {error}\n\n".encode())
         yield chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         return
