@@ -80,6 +80,7 @@ class Served(Deciding):
             attached=None,
             gateway=None,
             secret=Secret(bytes(32)),
+            ledger=self.disk,
         )
         control: Any = SimpleNamespace(
             controller=self.controller,

@@ -6,6 +6,7 @@ Slow and plain on purpose: no state, no marks, nothing remembered between looks.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -47,6 +48,7 @@ from trimtab.rollout.vetoes import (
     VETO_METRICS,
     VETO_REQUESTS_MIN,
     VETO_UNITS_MIN,
+    load_cut,
 )
 
 
@@ -266,7 +268,23 @@ def _memory(inside: Sequence[RequestRecord], extras: ArmExtras) -> Measured:
     )
 
 
+def _with_load(sample: "Sample") -> "Sample":
+    """Each record of a pair of blocks also belongs to the cut by the requests of the pair before."""
+    in_pair: dict[int, int] = defaultdict(int)
+    for one in sample.records:
+        in_pair[_block(one) // 2] += 1
+    pairs = sorted(in_pair)
+    cut_of = {pair: load_cut(in_pair[before]) for before, pair in pairwise(pairs)}
+    loads = [cut_of.get(_block(one) // 2) for one in sample.records]
+    cuts = [
+        cuts if load is None else cuts | {load}
+        for cuts, load in zip(sample.cuts, loads, strict=True)
+    ]
+    return Sample(records=sample.records, cuts=tuple(cuts))
+
+
 def _vetoes(record: LeverRecord, sample: "Sample", alpha: float) -> list[GateResult]:
+    sample = _with_load(sample)
     matched = record.ramp.comparison is Comparison.SIDE_BY_SIDE
     counts: dict[tuple[Cut, Arm], int] = {}
     for one, cuts in zip(sample.records, sample.cuts, strict=True):

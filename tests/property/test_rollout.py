@@ -59,10 +59,10 @@ def test_each_growth_needs_a_pass_that_was_not_frozen(
 def test_adoption_takes_a_pass_for_every_step_and_two_peak_cycles(
     looks: list[tuple[Verdict, bool, float]],
 ) -> None:
-    """Four shares and the proof at the last: five passes."""
+    """Four shares: a pass to leave each of them, the last by adoption."""
     for rollout in walk(looks):
         if rollout.state is RolloutState.ADOPTED:
-            assert rollout.passes == len(RAMP.shares) + 1
+            assert rollout.passes == len(RAMP.shares)
             assert rollout.entered_at_s - rollout.started_at_s >= 2 * RAMP.peak_cycle_s
 
 

@@ -32,6 +32,7 @@ class Dimension(StrEnum):
     TENANT = "tenant"
     MODEL = "model"
     HEADER = "header"
+    LOAD = "load"
 
 
 KNOWN_BEFORE_SERVING: Final = frozenset(

@@ -6,6 +6,9 @@ all, at its part of the rollout's bound for stopping (`rollout.bounds`), and the
 holds the lever while the ratio seen lies beyond the margin and the same is shown at SUSPECT_ALPHA for this cut alone:
 the average of all traffic is known long before a cut of a few percent of it, and would have the lever adopted.
 
+The load is a cut of its own: how many requests the comparison had in the two blocks before, which neither arm of this
+pair could change. A lever that pays by night and harms at the peak is seen by it, whatever a day is on average.
+
 Left out are the dimensions that the technique itself moves requests between: with better caching the requests
 that still miss are not those that missed before, so comparing misses with misses would compare other requests.
 Where arms run side by side on replicas of their own, equal batches are compared, as their loads differ.
@@ -51,6 +54,12 @@ MOVED_BY: dict[Technique, frozenset[Dimension]] = {
 _LOG_MARGIN = math.log1p(VETO_MARGIN)
 
 
+def load_cut(requests: int) -> Cut:
+    """Return the cut of blocks that follow two blocks with so many requests; each cut is twice the one before."""
+    low = 1 << (max(1, requests).bit_length() - 1)
+    return Cut(Dimension.LOAD, f"{low}-{2 * low}")
+
+
 class CutWatch:
     """Follows every undeclared cut of the blocks it takes."""
 
@@ -65,12 +74,16 @@ class CutWatch:
         self._ratios: dict[tuple[Metric, Cut], RequestRatio] = {}
         self._looked_at: list[tuple[Metric, Cut]] = []
         self._known: tuple[float, list[GateResult]] | None = None
+        # The pair of blocks that is being taken, its requests so far, and the cut by the load of the pair before.
+        self._pair: int | None = None
+        self._in_pair = 0
+        self._load: Cut | None = None
 
     def take(self, block: Block) -> None:
         """Take the next block."""
         self._known = None
         enough: list[Cut] = []
-        for cut, rows in block.by_cut().items():
+        for cut, rows in (*block.by_cut().items(), *self._by_load(block)):
             if cut.dimension not in self._left_out and self._take_cut(block, cut, rows):
                 enough.append(cut)
         for metric in VETO_METRICS if enough else ():
@@ -106,7 +119,17 @@ class CutWatch:
         made._counts = {cut: list(counts) for cut, counts in self._counts.items()}
         made._ratios = {key: ratio.copy() for key, ratio in self._ratios.items()}
         made._looked_at = list(self._looked_at)
+        made._pair, made._in_pair, made._load = self._pair, self._in_pair, self._load
         return made
+
+    def _by_load(self, block: Block) -> list[tuple[Cut, list[Row]]]:
+        """Return the block's rows under the load before it, once there was any."""
+        pair = block.number // 2
+        if pair != self._pair:
+            self._load = None if self._pair is None else load_cut(self._in_pair)
+            self._pair, self._in_pair = pair, 0
+        self._in_pair += len(block.rows)
+        return [] if self._load is None else [(self._load, block.rows)]
 
     def _take_cut(self, block: Block, cut: Cut, rows: list[Row]) -> bool:
         """Take a cut's requests; say whether it has enough of them now, and had not before."""
