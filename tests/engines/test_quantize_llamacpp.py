@@ -9,7 +9,8 @@ from trimtab.quality.quantized import Quantized
 from trimtab.quality.rung_results import loss_gate
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_texts import CODE, QualityText
-from trimtab.runtime.quantize import QuantizeAsk, Quantizer
+from trimtab.runtime.quantize import Quantizer
+from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.sources import standard_library
 
 pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(900)]

@@ -18,7 +18,8 @@ from trimtab.quality.quantized import Quantized
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_evals import read_evals
 from trimtab.runtime.quality_texts import named_texts, standard_texts
-from trimtab.runtime.quantize import QuantizeAsk, Quantizer
+from trimtab.runtime.quantize import Quantizer
+from trimtab.runtime.quantize_ask import QuantizeAsk
 
 TEXTS_EACH = 4
 JSON_NAME, PAGE_NAME, LEVER_NAME = "quantized.json", "index.html", "lever.toml"

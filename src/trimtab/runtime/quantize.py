@@ -5,7 +5,6 @@ in turns with it, and ended. Files of rungs that are not chosen are removed at o
 """
 
 import asyncio
-import contextlib
 import platform
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -38,14 +37,13 @@ from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
 from trimtab.runtime.quality_arm import QualityArm
 from trimtab.runtime.quality_evals import (
-    EvalSet,
     answered,
     check_schemas,
     eval_gate,
     eval_gates,
     outcomes,
 )
-from trimtab.runtime.quality_texts import QualityText
+from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_original import (
     Original,
     beginnings_of,
@@ -65,28 +63,6 @@ Progress = Callable[[str, float], None]
 """(what is being done, part of the whole that is done)."""
 
 
-class QuantizeAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """What to walk and how carefully. `only`: names of rungs, all without; `folder`: where files are written."""
-
-    model: str
-    folder: Path
-    texts: tuple[QualityText, ...]
-    positions: int = 512
-    """Scored positions of each kind of text."""
-    kv_types: tuple[str, ...] = (ORIGINAL_KV, "q8_0")
-    rounds: int = 4
-    concurrencies: tuple[int, ...] = (2, 4)
-    margin_nats: float = 0.02
-    kv_binds: bool = False
-    free_prompts: int = 12
-    evals: EvalSet = EvalSet(items=(), total=0)
-    eval_margin: float = 0.02
-    only: tuple[str, ...] = ()
-    sensitivity: bool = True
-    confirm: bool = True
-    start_timeout_s: float = 120.0
-
-
 class Quantizer:
     """One walk. `on_progress` hears what is being done."""
 
@@ -94,8 +70,6 @@ class Quantizer:
         self._ask = ask
         self._clock = clock
         self._say = on_progress
-        self._done = 0.0
-        self._starts = 0
 
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
@@ -104,16 +78,13 @@ class Quantizer:
         source = find_model(self._ask.model)
         header = check_model(source.path)
         shipped = shipped_kind(header)
-        with contextlib.ExitStack() as held:
-            launcher = LlamaCppLauncher(
-                clock=self._clock, start_timeout_s=self._ask.start_timeout_s
-            )
-            try:
-                async with pair.plain_session() as session:
-                    walk = _Walk(self._ask, launcher, session, self._say, held)
-                    return await walk.run(source, shipped, began_s, self._clock)
-            finally:
-                await launcher.close()
+        launcher = LlamaCppLauncher(clock=self._clock, start_timeout_s=self._ask.start_timeout_s)
+        try:
+            async with pair.plain_session() as session:
+                walk = _Walk(self._ask, launcher, session, self._say)
+                return await walk.run(source, shipped, began_s, self._clock)
+        finally:
+            await launcher.close()
 
 
 class _Walk:
@@ -123,13 +94,11 @@ class _Walk:
         launcher: LlamaCppLauncher,
         session: aiohttp.ClientSession,
         say: Progress,
-        held: contextlib.ExitStack,
     ) -> None:
         self._ask = ask
         self._launcher = launcher
         self._session = session
         self._say = say
-        self._held = held
         self._places = launcher.place([ORIGINAL, "rung"])
         self._folder = ask.folder / "models"
 

@@ -1,0 +1,31 @@
+"""What `trimtab quantize` is asked to walk."""
+
+from pathlib import Path
+
+import msgspec
+
+from trimtab.quality.ladder import ORIGINAL_KV
+from trimtab.runtime.quality_evals import EvalSet
+from trimtab.runtime.quality_texts import QualityText
+
+
+class QuantizeAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What to walk and how carefully. `only`: names of rungs, all without; `folder`: where files are written."""
+
+    model: str
+    folder: Path
+    texts: tuple[QualityText, ...]
+    positions: int = 512
+    """Scored positions of each kind of text."""
+    kv_types: tuple[str, ...] = (ORIGINAL_KV, "q8_0")
+    rounds: int = 4
+    concurrencies: tuple[int, ...] = (2, 4)
+    margin_nats: float = 0.02
+    kv_binds: bool = False
+    free_prompts: int = 12
+    evals: EvalSet = EvalSet(items=(), total=0)
+    eval_margin: float = 0.02
+    only: tuple[str, ...] = ()
+    sensitivity: bool = True
+    confirm: bool = True
+    start_timeout_s: float = 120.0
