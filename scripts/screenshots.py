@@ -19,6 +19,9 @@ from playwright.sync_api import Page, sync_playwright
 
 TRIMTAB = [sys.executable, "-m", "trimtab.interfaces.cli"]
 VIEW = {"width": 1180, "height": 900}
+HEIGHT_MAX = 1250
+"""Of the picture of a lever, in pixels: its chain, effects and the grid of its gates."""
+
 START_S = 120.0
 READY_MS = 60_000
 SEEN_S = 45.0
@@ -87,10 +90,10 @@ def take(page: Page, url: str) -> None:
     lever = page.locator("article.lever").first
     lever.locator("[id^=chain-button-]").click()
     lever.locator(".chain li").first.wait_for(timeout=READY_MS)
-    lever.screenshot(path=str(FOLDER / "page-lever.png"))
-    page.locator("section:has(#requests)").screenshot(path=str(FOLDER / "page-requests.png"))
-    page.emulate_media(color_scheme="dark")
-    page.locator("section:has(#diagnosis)").screenshot(path=str(FOLDER / "page-dark.png"))
+    box = lever.bounding_box()
+    assert box is not None
+    clip = {**box, "height": min(box["height"], HEIGHT_MAX)}
+    page.screenshot(path=str(FOLDER / "page-lever.png"), full_page=True, clip=clip)
 
 
 def main() -> None:

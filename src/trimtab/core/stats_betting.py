@@ -40,6 +40,11 @@ _NEGLIGIBLE = 1e-18
 _ROUNDING = 1e-9
 
 
+def bets() -> tuple[tuple[float, float], ...]:
+    """Return the mixture: the weight of each bet, and the share of the capital that it stakes."""
+    return tuple((math.exp(weight), math.expm1(up)) for weight, up, _ in _TERMS)
+
+
 def log_wealth(wins: int, losses: int) -> float:
     """Return the natural logarithm of the capital after `wins` and `losses`, from a capital of 1."""
     terms = [share + wins * up + losses * down for share, up, down in _TERMS]

@@ -2,10 +2,11 @@
 
 import msgspec
 import pytest
-from rollout_kit import EXTRAS, lever, pairs, served
+from rollout_kit import EXTRAS, RAMP, lever, pairs, served
 
 from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question, Statistic
+from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, ErrorClass, RolloutState, Technique, Verdict
 from trimtab.rollout.answer import ArmExtras
@@ -414,3 +415,55 @@ def test_order_of_records_does_not_matter() -> None:
     """Requests end in any order."""
     records = ttft(0.7)
     assert ask(gate(), records[::-1]) == ask(gate(), records)
+
+
+def small_cut(ratio: float, pairs_of_blocks: int) -> list[RequestRecord]:
+    """Fifty requests a block, two of them rare; all others take 20% less, the rare ones `ratio` as long."""
+
+    def one(block: int, arm: Arm, number: int) -> RequestRecord:
+        rare = number % 25 == 0
+        # A little noise: no two values are alike, and no unit says the very same.
+        value = 100.0 + (37 * number + 11 * block) % 41
+        if arm is Arm.CANDIDATE:
+            value *= ratio if rare else 0.8
+        return served(block, arm, number=number, ttft=value, label="rare" if rare else "coding")
+
+    return pairs(pairs_of_blocks, one, per_block=50)
+
+
+def bounded_lever() -> LeverRecord:
+    """A lever with the bound for stopping that a record has unless it says otherwise."""
+    ramp = msgspec.structs.replace(RAMP, harm_alpha=0.01)
+    return msgspec.structs.replace(lever(gate()), ramp=ramp)
+
+
+def test_harm_in_a_cut_of_four_percent_stops_a_lever_whose_average_gains() -> None:
+    """30% more for 4% of the traffic, which no gate was declared for."""
+    results, verdict = evaluate(bounded_lever(), PROVING, small_cut(1.3, 60), EXTRAS)
+    by_gate = {one.gate: one for one in results}
+    assert by_gate["asked"].verdict is Verdict.PASS
+    assert by_gate["veto ttft_ms in label=rare"].verdict is Verdict.FAIL
+    assert verdict is Verdict.FAIL
+
+
+def test_cut_in_which_harm_is_likely_holds_the_lever() -> None:
+    """Before harm is shown at the bound for stopping, the average must not have the lever adopted."""
+    results, verdict = evaluate(bounded_lever(), PROVING, small_cut(1.3, 24), EXTRAS)
+    suspected = {one.gate: one for one in results}["veto ttft_ms in label=rare"]
+    assert (suspected.verdict, suspected.required) == (Verdict.HOLD, True)
+    assert verdict is Verdict.HOLD
+
+
+def test_same_cut_without_harm_neither_holds_nor_stops() -> None:
+    """It is the harm that is seen."""
+    _, verdict = evaluate(bounded_lever(), PROVING, small_cut(1.0, 60), EXTRAS)
+    assert verdict is Verdict.PASS
+
+
+def test_harm_beyond_its_margin_is_held_until_the_bound_for_stopping_is_met() -> None:
+    """Eight pairs show it at 0.05, but a lever that changes nothing would be stopped too often for so little."""
+    spec = gate(question=Question.VETO)
+    bounded = msgspec.structs.replace(lever(spec), ramp=bounded_lever().ramp)
+    for units, expected in ((8, Verdict.HOLD), (30, Verdict.FAIL)):
+        results, _ = evaluate(bounded, PROVING, ttft(1.5, units=units), EXTRAS)
+        assert results[0].verdict is expected

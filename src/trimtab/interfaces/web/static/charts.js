@@ -71,7 +71,7 @@ function options(found) {
     scales: { y: { range: (_, __, top) => [0, top > 0 ? 1.06 * top : 1] } },
     axes: [
       { ...axis, values: (_, times) => times.map((time) => clock(time).slice(0, 5)), space: 60 },
-      { ...axis, values: (_, values) => values.map((value) => number(value)), size: 46, space: 28 },
+      { ...axis, values: (_, values) => values.map((value) => number(value)), size: 58, space: 28 },
     ],
     series: [{ value: (_, time) => (isKnown(time) ? clock(time) : "") }, ...drawn],
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
