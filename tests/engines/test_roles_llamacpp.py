@@ -27,8 +27,7 @@ chunk_tokens = 64
 replicas = 3
 
 [handover]
-margin = 0
-stall_weight = 50
+place = "remote"
 
 [roles]
 mode = "follow"
@@ -41,7 +40,7 @@ ticks = 2
 samples_min = 4
 """
 TURN_S = 90.0
-"""Longest wait for the change: three times what a calm machine may take."""
+"""Longest wait for the change: it took 35 s, 21 s of it to drain, on a machine at load 18."""
 
 
 class Up:
@@ -115,15 +114,15 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def test_traffic_that_turns_to_long_answers_gets_the_prefill_replica_without_one_failure(
     up: Up,
 ) -> None:
-    """First long prompts beside a few answers, sent ahead; then answers fill the decode side and the role changes."""
+    """First long prompts, which are sent ahead; then answers fill the decode side, and the replica changes its role."""
     assert up.roles() == {"r0": "decode", "r1": "decode", "r2": "prefill"}
-    with Clients(up.url, 2, long_answer) as few, Clients(up.url, 2, long_prompt) as prompts:
-        until(lambda: len(prompts.statuses) >= 8, 120, "long prompts")
+    with Clients(up.url, 2, long_prompt) as prompts:
+        until(lambda: len(prompts.statuses) >= 6, 120, "long prompts")
     with Clients(up.url, 8, long_answer) as answers:
         until(lambda: up.roles()["r2"] != "prefill", TURN_S, "a change of role")
         asked = len(answers.statuses)
         until(lambda: len(answers.statuses) >= asked + 12, 120, "answers in the new roles")
-    assert {*few.statuses, *prompts.statuses, *answers.statuses} == {200}
+    assert set(prompts.statuses) | set(answers.statuses) == {200}
     assert set(up.roles().values()) == {"mixed"}
 
 
