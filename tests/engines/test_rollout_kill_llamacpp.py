@@ -79,7 +79,7 @@ class Life:
 
     def __enter__(self) -> "Life":
         try:
-            said = self.running.wait_for(SERVING_NOW, 90)
+            said = self.running.wait_for(SERVING_NOW, 180)
         except AssertionError:
             self.running.__exit__()
             raise
@@ -147,7 +147,7 @@ def inside(exposures: dict[str, str | None]) -> set[str]:
     return {session for session, slice_ in exposures.items() if (slice_ or "").startswith("slice")}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kill_in_each_state_of_a_rollout_and_it_is_where_it_was(tmp_path: Path) -> None:
     """Proposed to expired: after kill -9 the same state, share and plan, and the same sessions in the slice."""
     state, ledger = RolloutState, tmp_path / "l.sqlite"
