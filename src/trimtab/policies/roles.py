@@ -12,8 +12,8 @@ holds:
     decode needs, prefill stands N / (N - 1)   more decode
     both need                                  hold: more replicas are another lever
 Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
-one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from w = 1 on; `long_share_min` is that mark. It never
-leaves more replicas to prefill than to decode.
+one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from w = 1 on; `long_share_min` is that mark. It
+never leaves more replicas to prefill than to decode.
 
 A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`, and
 from prefill only if the work sent there keeps the rest busy for at most `work_high` of the time; another prefill
