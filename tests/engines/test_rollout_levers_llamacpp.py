@@ -1,8 +1,7 @@
-"""Rollouts on a real fleet: harm in one cut takes that cut out, and levers that meet are verified again."""
+"""Levers that meet, on a real fleet: adopting one has the other proven again."""
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,16 +10,14 @@ from serving_kit import RECORD, Serving, until_true
 from trimtab.core.config import (
     EngineConfig,
 )
-from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.events import (
-    CutsKept,
     GatesEvaluated,
     RolloutMoved,
     VerificationDue,
 )
 from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import LeverRecord
-from trimtab.core.types import Arm, RolloutState
+from trimtab.core.types import RolloutState
 
 pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(330)]
 
@@ -31,113 +28,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
-
-
-def prose(number: int, words: int) -> str:
-    """A text of its own for each number."""
-    return " ".join(WORDS[(number * 7 + at * (number + 3)) % len(WORDS)] for at in range(words))
-
-
-DOCUMENTS = (prose(0, 240), prose(1, 240))
-
-
-# -- a lever that is good on average and bad for long inputs ---------------------------------
-
-FEWER_SLOTS = RECORD.format(
-    name="speculation-in-one-slot",
-    technique="speculation",
-    head="[revision]\nslots = 1\nspeculation = {method = 'ngram_simple', match_tokens = 6, draft_tokens_max = 8}",
-    shares="[0.5, 0.95]",
-    peak="20min",
-    block="2s",
-    rest="""
-[expected.tpot_ms]
-ratio = 0.7
-low = 0.4
-high = 0.95
-because = "texts are repeated"
-[[gates]]
-name = "long inputs"
-metric = "ttft_ms"
-question = "veto"
-margin = 0.25
-cut = "input_tokens=256-1024"
-min_requests = 4
-during = ["canary", "ramping", "proving"]
-required = false
-""",
-)
-LONG = Cut(Dimension.INPUT_TOKENS, "256-1024")
 REPEATED = "Repeat this line ten times: one two three four five six seven eight nine ten."
-
-
-async def test_lever_that_harms_long_inputs_is_stopped_for_long_inputs_only(
-    tmp_path: Path,
-) -> None:
-    """Its one slot forgets long prompts, which wait anew each time: they leave the slice, short ones stay in it."""
-    engine = EngineConfig(slots=4, context_tokens=1024)
-    async with Serving(tmp_path, engine) as serving:
-        record = serving.record(FEWER_SLOTS)
-        await serving.start(record)
-        stop = asyncio.Event()
-        sessions = [
-            *await serving.sessions(Arm.BASELINE, 1),
-            *await serving.sessions(Arm.CANDIDATE, 1),
-        ]
-        # The baseline holds its documents from the start: pairs of two cold caches would show nothing.
-        for document in DOCUMENTS:
-            assert await serving.ask(sessions[0], document, tokens=1)
-        clients = [
-            asyncio.create_task(mixed_traffic(serving, session, stop)) for session in sessions
-        ]
-        try:
-            await until_true(lambda: bool(refused(serving)), 200, "long inputs leave the slice")
-            seen = len(serving.system.records)
-            await until_true(
-                lambda: len(long_inputs(serving, seen)) >= 3, 60, "long inputs are served since"
-            )
-        finally:
-            stop.set()
-            await asyncio.gather(*clients)
-        later = serving.system.records[seen:]
-        assert list(refused(serving)) == [str(LONG)]
-        assert {one.arm for one in long_inputs(serving, seen)} == {Arm.BASELINE}
-        assert Arm.CANDIDATE in {one.arm for one in later if (one.tokens.prompt or 0) < 256}
-        assert serving.state(record.name) is RolloutState.CANARY
-        assert all(one.ok for one in later)
-        assert tpot_ratio(serving) < 1.0
-
-
-async def mixed_traffic(serving: Serving, session: str, stop: asyncio.Event) -> None:
-    """Two long documents in turn, short requests between them, until told to stop."""
-    turn = 0
-    while not stop.is_set():
-        assert await serving.ask(session, REPEATED, tokens=24)
-        assert await serving.ask(session, f"{DOCUMENTS[turn % 2]} Question {turn}?", tokens=2)
-        turn += 1
-
-
-def refused(serving: Serving) -> dict[str, str]:
-    """Cuts that left, with the reason."""
-    found = [event.refused for event in serving.events() if isinstance(event, CutsKept)]
-    return {cut: why for one in found for cut, why in one.items()}
-
-
-def long_inputs(serving: Serving, since: int) -> list[Any]:
-    """Records of long inputs that arrived after so many records."""
-    found = serving.system.records[since + 2 :]
-    return [one for one in found if (one.tokens.prompt or 0) >= 256]
-
-
-def tpot_ratio(serving: Serving) -> float:
-    """Mean TPOT of the short requests of the candidate over the baseline's."""
-    times: dict[Arm, list[float]] = {arm: [] for arm in Arm}
-    for one in serving.system.records:
-        if one.tpot_ms is not None and one.tokens.output == 24:
-            times[one.arm].append(one.tpot_ms)
-    means = {arm: sum(values) / len(values) for arm, values in times.items()}
-    return means[Arm.CANDIDATE] / means[Arm.BASELINE]
 
 
 # -- levers that meet ----------------------------------------------------------------------------
