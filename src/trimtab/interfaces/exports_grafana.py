@@ -75,6 +75,7 @@ def rows() -> tuple[Row, ...]:
         Row("Latency by arm", _latencies()),
         Row("Tokens, cache and speculation", _tokens()),
         Row("Fleet", _fleet()),
+        Row("Hand-overs of KV", _hand_overs()),
         Row("Guard and telemetry", _guard()),
     )
 
@@ -115,6 +116,27 @@ def _rollouts() -> tuple[Panel, ...]:
             lines=flags,
             metrics=("promotions_frozen", "ledger_healthy"),
             kind="stat",
+        ),
+    )
+
+
+def _hand_overs() -> tuple[Panel, ...]:
+    ended = (Line(rate("hand_overs", "outcome, cause"), "{{outcome}} {{cause}}"),)
+    return (
+        Panel(
+            title="Hand-overs by how they ended", unit="ops", lines=ended, metrics=("hand_overs",)
+        ),
+        Panel(
+            title="KV that reached a replica",
+            unit="Bps",
+            lines=(Line(rate("hand_over_bytes", "replica"), "{{replica}}"),),
+            metrics=("hand_over_bytes",),
+        ),
+        Panel(
+            title="Part of the time that transfers take",
+            unit="percentunit",
+            lines=(Line(rate("hand_over_seconds", "replica"), "{{replica}}"),),
+            metrics=("hand_over_seconds",),
         ),
     )
 

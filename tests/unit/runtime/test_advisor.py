@@ -57,6 +57,7 @@ class Serving(Rig):
             fleet_facts=lambda: FLEET,
             baseline=REVISION,
             attached=None,
+            fleet=SimpleNamespace(infos=tuple),
         )
         self.advisor = Advisor(cast(System, system), cast(Control, control), COST, self.said.append)
 
