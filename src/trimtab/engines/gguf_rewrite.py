@@ -69,6 +69,11 @@ def plan_conversion(
         raise GGUFError(
             f"its tensors are aligned to {header.alignment} bytes, and only {ALIGNMENT} can be written"
         )
+    if odd := [tensor for tensor in header.table if block_of(tensor.kind) is None]:
+        raise GGUFError(
+            f"its tensor {odd[0].name!r} has type {odd[0].kind}, whose size is not known: give the model in F16, or "
+            "quantized as Q4_0 to Q8_0 or a K-quant"
+        )
     names = {tensor.name for tensor in header.table}
     if unknown := sorted(keep - names):
         raise GGUFError(

@@ -5,6 +5,7 @@ raw log-probability of that token, and with the cache on it computes one positio
 own kernels and KV cache. The sampler chain is temperature alone, so that nothing is cut away before.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +24,7 @@ class _Tokens(msgspec.Struct):
 
 class _Probability(msgspec.Struct):
     id: int
-    logprob: float
+    logprob: float | None
 
 
 class _Scored(msgspec.Struct):
@@ -74,14 +75,17 @@ def forced_body(before: Sequence[int], token: int, *, slot: int) -> bytes:
 
 
 def read_forced(body: bytes, token: int) -> float:
-    """Return the raw log-probability of the forced token; raises `EngineFormatError` if it was not the one."""
+    """Return the raw log-probability of the forced token; raises `EngineFormatError` if it was not the one.
+
+    One that the engine tells as null is no number to it: minus infinity.
+    """
     try:
         found = msgspec.json.decode(body, type=_Scored).completion_probabilities
     except msgspec.MsgspecError as error:
         raise EngineFormatError("the engine's answer holds no log-probability") from error
     if len(found) != 1 or found[0].id != token:
         raise EngineFormatError(f"the engine did not take the token {token} that it was forced to")
-    return found[0].logprob
+    return -math.inf if found[0].logprob is None else found[0].logprob
 
 
 def generate_body(

@@ -11,10 +11,10 @@ from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
 from trimtab.interfaces.quantize_lever import lever_record, scores
-from trimtab.interfaces.quantize_view import show
+from trimtab.interfaces.quantize_view import plan_words, show
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.quality.ladder import ORIGINAL_KV
-from trimtab.quality.quantized import Quantized
+from trimtab.quality.quantized import Plan, Quantized
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_evals import read_evals
 from trimtab.runtime.quality_texts import named_texts, standard_texts
@@ -134,6 +134,7 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     console = TuneConsole(Console(stderr=True), clock.mono_s)
     console.stage("quantize", "the original, then one rung after the other", 1200.0)
     try:
+        ask = msgspec.structs.replace(ask, on_plan=lambda plan: _tell(console, plan))
         walk = Quantizer(ask, clock, lambda words, part: console.progress(part, words))
         found = run_until_told(walk.run())
     finally:
@@ -187,8 +188,16 @@ def _ask_of(
     )
 
 
+def _tell(console: TuneConsole, plan: Plan) -> None:
+    for line in plan_words(plan):
+        console.say(line)
+
+
 def _write(found: Quantized, report: Path) -> Quantized:
     record = lever_record(found)
+    # What an earlier walk wrote would pass for this one's.
+    for name in (LEVER_NAME, SCORES_NAME):
+        (report / name).unlink(missing_ok=True)
     if record is not None:
         write_whole(report / LEVER_NAME, record)
         found = msgspec.structs.replace(found, lever_record=str(report / LEVER_NAME))

@@ -5,7 +5,14 @@ from importlib import resources
 from typing import Final
 
 from trimtab.core.types import Verdict
-from trimtab.interfaces.quantize_view import HEADS, SIGNS, kept_words, plan_words, rows_of
+from trimtab.interfaces.quantize_view import (
+    HEADS,
+    SIGNS,
+    kept_words,
+    plan_words,
+    repeat_words,
+    rows_of,
+)
 from trimtab.interfaces.report_tables import card, figure, table
 from trimtab.interfaces.svg import Drawing, linear, ticks
 from trimtab.quality.ladder import RungResult
@@ -37,7 +44,19 @@ def page(found: Quantized) -> str:
         ("Every rung", card(table(HEADS, rows_of(found)))),
         ("What stays high, and why", card(_list(kept_words(found)))),
         ("Every gate", card(table(GATE_HEADS, _gates(found)))),
-        ("What was measured", card(_list((*plan_words(found), found.original_note, *found.notes)))),
+        (
+            "What was measured",
+            card(
+                _list(
+                    (
+                        *plan_words(found.plan),
+                        found.original_note,
+                        repeat_words(found),
+                        *found.notes,
+                    )
+                )
+            ),
+        ),
     )
     body = "".join(f"<section><h2>{title}</h2>{inside}</section>" for title, inside in sections)
     confirmed = "" if found.confirmation is None else f"<p>{escape(found.confirmation.because)}</p>"

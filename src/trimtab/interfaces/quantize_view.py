@@ -6,9 +6,11 @@ from rich.console import Console
 from rich.table import Table
 
 from trimtab.core.types import Verdict
+from trimtab.engines.gguf_tensors import LINEAR
 from trimtab.quality.ladder import Ratio, RungResult
-from trimtab.quality.quantized import Quantized
+from trimtab.quality.quantized import Plan, Quantized
 from trimtab.quality.rung_results import loss_gate
+from trimtab.quality.sensitivity import GroupChoice
 
 SIGNS: Final = {
     Verdict.PASS: "\u2713 pass",
@@ -74,9 +76,8 @@ def ratio_words(ratio: Ratio | None) -> str:
     return f"{ratio.ratio:.2f} [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]"
 
 
-def plan_words(found: Quantized) -> tuple[str, ...]:
-    """Say what was to be measured, as it was said before."""
-    plan = found.plan
+def plan_words(plan: Plan) -> tuple[str, ...]:
+    """Say what is to be measured, and how small a difference that can tell."""
     texts = ", ".join(
         f"{count:,} positions of {kind} in {plan.blocks[kind]} blocks (tells {plan.margin_nats:g} nats apart "
         f"if blocks differ by up to {plan.spread_max[kind]:.3f})"
@@ -101,7 +102,7 @@ def show(found: Quantized, console: Console) -> None:
         console.print(f"{sign}: {found.confirmation.because}", highlight=False)
     console.print()
     console.print(table)
-    for line in (*plan_words(found), found.original_note, *found.notes):
+    for line in (*plan_words(found.plan), found.original_note, repeat_words(found), *found.notes):
         console.print(f"[dim]{line}[/]", highlight=False)
     for kept in kept_words(found):
         console.print(f"[dim]{kept}[/]", highlight=False)
@@ -111,13 +112,26 @@ def kept_words(found: Quantized) -> tuple[str, ...]:
     """Say which tensors stay high and why."""
     if found.sensitivity is None:
         return ("which tensors are sensitive was not measured",)
-    lines = [
-        f"{one.group.value}: {'lowered' if one.lowered else 'kept high'}; {one.because}"
-        for one in found.sensitivity.groups
-    ]
+    lines = [f"{one.group.value}: {_step(one)}; {one.because}" for one in found.sensitivity.groups]
     outliers = found.sensitivity.outliers
     if outliers:
         names = ", ".join(one.name for one in outliers[:6])
         more = f" and {len(outliers) - 6} more" if len(outliers) > 6 else ""
         lines.append(f"heavy in outliers, kept high where their group is lowered: {names}{more}")
     return tuple(lines)
+
+
+def _step(one: GroupChoice) -> str:
+    """Say what the ladder does with a group."""
+    if one.group not in LINEAR:
+        return "never lowered here"
+    return "lowered first" if one.lowered else "lowered last"
+
+
+def repeat_words(found: Quantized) -> str:
+    """Say whether a score of the original repeats."""
+    if found.repeats_exactly:
+        return "the original, scored twice, gave the same to the last digit"
+    return (
+        f"the original, scored twice, differs by up to {found.repeat_spread:.2g} nats at a position"
+    )

@@ -136,7 +136,7 @@ def _read(line: bytes, where: str, fallback: str) -> Item:
         raise EvalError(f"{where} is no JSON object: {error}") from error
     if "sentence_good" in fields and "sentence_bad" in fields:
         return PairItem(
-            id=str(fields.get("UID", fallback)),
+            id=fallback,
             kind=str(fields.get("field", "pairs")),
             good=str(fields["sentence_good"]),
             bad=str(fields["sentence_bad"]),

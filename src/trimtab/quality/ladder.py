@@ -54,25 +54,28 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def llamacpp_ladder(
-    lowered: Sequence[Group],
+    lowered: Sequence[Group] | None,
     *,
     kv_types: Sequence[str] = (ORIGINAL_KV, "q8_0"),
     shipped: str | None = None,
 ) -> tuple[Rung, ...]:
     """Return the rungs for one model, the original first.
 
-    `lowered`: groups that sensitivity allows to lower first, by default the feed-forward ones; the other linear groups
-    follow at no less than 8 bits. `shipped`: the type that the model came in, if it was not its original precision.
+    `lowered`: groups that sensitivity allows to lower first, None where it was not measured: then the feed-forward
+    ones; the other linear groups follow at no less than 8 bits. Where it allows none, no group goes first.
+    `shipped`: the type that the model came in, if it was not its original precision.
     """
-    first = tuple(group for group in LINEAR if group in (lowered or FEED_FORWARD))
+    able = None if lowered is None else [group for group in lowered if group in LINEAR]
+    first = tuple(group for group in LINEAR if group in (FEED_FORWARD if able is None else able))
     rest = tuple(group for group in LINEAR if group not in first)
     q8 = TensorKind.Q8_0
     weights: list[tuple[str, dict[Group, TensorKind]]] = [
-        ("bf16", dict.fromkeys(LINEAR, TensorKind.BF16)),
-        (f"{_word(first)} q8_0", dict.fromkeys(first, q8)),
-        ("q8_0", dict.fromkeys(LINEAR, q8)),
+        ("bf16", dict.fromkeys(LINEAR, TensorKind.BF16))
     ]
-    for kind in (TensorKind.Q5_1, TensorKind.Q5_0, TensorKind.Q4_0):
+    if first and rest:
+        weights.append((f"{_word(first)} q8_0", dict.fromkeys(first, q8)))
+    weights.append(("q8_0", dict.fromkeys(LINEAR, q8)))
+    for kind in (TensorKind.Q5_1, TensorKind.Q5_0, TensorKind.Q4_0) if first else ():
         mixed = {**dict.fromkeys(rest, q8), **dict.fromkeys(first, kind)}
         name = f"{_word(first)} {kind.value}, rest q8_0" if rest else kind.value
         weights.append((name, mixed))
@@ -231,17 +234,32 @@ def _can_be_chosen(one: RungResult, kv_binds: bool) -> bool:
 
 
 def _is_better(one: RungResult, best: RungResult | None) -> bool:
-    """Whether a rung with fewer bits is told apart from the best so far, and from the original."""
+    """Whether a rung with fewer bits is told apart from the best so far, and from the original.
+
+    A rung of another KV precision is only asked where KV binds.
+    """
     if one.speed is None or one.speed.score.interval is None or one.speed.score.ratio is None:
         return False
-    if best is None:
+    if best is None and one.rung.kv_type == ORIGINAL_KV:
         return one.speed.score.interval.high < 1.0
+    if best is None:
+        return one.speed.score.interval.low <= 1.0
     assert best.speed is not None
     assert best.speed.score.ratio is not None
     narrower = sum(v is Verdict.PASS for v in one.kinds.values()) < sum(
         v is Verdict.PASS for v in best.kinds.values()
     )
-    return not narrower and one.speed.score.interval.high < best.speed.score.ratio
+    if narrower:
+        return False
+    if _saves_kv(one, best):
+        # KV is what binds: fewer bytes of it count unless the rung is shown to be slower.
+        return one.speed.score.interval.low <= best.speed.score.ratio
+    return one.speed.score.interval.high < best.speed.score.ratio
+
+
+def _saves_kv(one: RungResult, best: RungResult) -> bool:
+    ours, theirs = one.kv_bytes_per_token, best.kv_bytes_per_token
+    return ours is not None and theirs is not None and ours < theirs
 
 
 def _nothing_words(results: Sequence[RungResult], able: Sequence[RungResult]) -> str:

@@ -92,9 +92,9 @@ def compare(
     interval = mean_interval(harms, level=level, blocks=blocks)
     if interval is None or n < UNITS_MIN:
         words = f"{n} units, at least {UNITS_MIN} are needed to know their spread"
-        return _result(Verdict.HOLD, words, harms, interval, margin, base, candidate)
+        return _result(Verdict.HOLD, words, harms, interval, margin, base, candidate, level)
     verdict, words = _judged(interval, margin)
-    return _result(verdict, words, harms, interval, margin, base, candidate)
+    return _result(verdict, words, harms, interval, margin, base, candidate, level)
 
 
 def compare_right(
@@ -163,6 +163,12 @@ def units_needed(
     return max(UNITS_MIN, math.ceil((z * spread / margin) ** 2))
 
 
+def spread_told(units: int, margin: float, *, level: float = LEVEL, power: float = POWER) -> float:
+    """Return the spread of a unit's difference up to which an equal candidate passes with `power`."""
+    z = NormalDist().inv_cdf(0.5 + 0.5 * level) + NormalDist().inv_cdf(power)
+    return margin * math.sqrt(units) / z
+
+
 def family_level(comparisons: int, level: float = LEVEL) -> float:
     """Return the level of each of several comparisons so that all of them hold at `level` at once (Bonferroni)."""
     return 1.0 - (1.0 - level) / max(1, comparisons)
@@ -185,11 +191,12 @@ def _result(
     margin: Margin,
     base: Sequence[float] = (),
     candidate: Sequence[float] = (),
+    level: float = LEVEL,
 ) -> PairedResult:
     finite = bool(harms) and all(math.isfinite(harm) for harm in harms)
     needed = None
     if finite and len(harms) > 1:
-        needed = units_needed(stdev(harms), margin.value)
+        needed = units_needed(stdev(harms), margin.value, level=level)
     return PairedResult(
         verdict=verdict,
         because=because,

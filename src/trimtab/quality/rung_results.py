@@ -75,6 +75,17 @@ def garbage_of(measured: Measured, before: TextScore, after: TextScore) -> RungR
     )
 
 
+def broken_of(measured: Measured, because: str) -> RungResult:
+    """Return the result of a rung that did not start or answer: it could not be judged."""
+    return msgspec.structs.replace(
+        result_of(measured),
+        verdict=Verdict.ERROR,
+        because=because,
+        kinds=dict.fromkeys(measured.kinds, Verdict.ERROR),
+        elsewhere=Verdict.ERROR,
+    )
+
+
 def is_garbage(base: TextScore, rung: TextScore) -> bool:
     """Whether an arm no longer models text at all."""
     return not math.isfinite(rung.mean) or rung.mean > base.mean + GARBAGE_NATS
@@ -107,7 +118,9 @@ def _elsewhere(measured: Measured) -> Verdict:
 
 
 def _is_of(name: str, kind: str) -> bool:
-    return name == loss_gate(kind) or name.startswith(f"{loss_gate(kind)} ")
+    # A range of positions follows the kind after a blank and begins with a number.
+    rest = name.removeprefix(loss_gate(kind))
+    return name != rest and (not rest or (rest[0] == " " and rest[1:2].isdigit()))
 
 
 def original_note(shipped: str | None) -> str:

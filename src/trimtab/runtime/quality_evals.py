@@ -50,6 +50,14 @@ def read_evals(paths: Sequence[Path], *, items_max: int) -> EvalSet:
             raise TextError(str(error)) from error
         except OSError as error:
             raise TextError(f"{path} cannot be read: {error.strerror}") from error
+    seen: set[str] = set()
+    for item in found:
+        if item.id in seen:
+            raise TextError(
+                f"the eval item {item.id!r} comes twice in {', '.join(str(path) for path in paths)}: "
+                "ids must differ, and so must the names of the files"
+            )
+        seen.add(item.id)
     chosen = found
     if len(found) > items_max:
         places = sorted(random.Random(SEED).sample(range(len(found)), items_max))
@@ -104,19 +112,28 @@ def eval_gate(kind: str) -> str:
 
 
 def check_schemas(evals: EvalSet) -> None:
-    """Raise `LaunchError` where a schema is to be checked and the package for it is missing."""
-    uses = any(
-        isinstance(check, SchemaCheck)
+    """Raise `LaunchError` where a schema is none, or is to be checked and the package for it is missing."""
+    checks = [
+        (item.id, check.value)
         for item in evals.items
         if isinstance(item, EvalItem)
         for check in item.checks
-    )
-    if uses:
+        if isinstance(check, SchemaCheck)
+    ]
+    if not checks:
+        return
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise LaunchError(
+            "json_schema checks need the jsonschema package: pip install 'trimtab[quantize]'"
+        ) from error
+    for name, schema in checks:
         try:
-            import jsonschema  # noqa: F401
-        except ImportError as error:
+            jsonschema.validators.validator_for(schema).check_schema(schema)
+        except jsonschema.SchemaError as error:
             raise LaunchError(
-                "json_schema checks need the jsonschema package: pip install 'trimtab[quantize]'"
+                f"eval item {name}: its json_schema is none: {error.message}"
             ) from error
 
 

@@ -61,14 +61,6 @@ def loss_margin(nats: float) -> Margin:
     return Margin(value=nats, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
 
 
-def spread_told(blocks: int, margin_nats: float, z: float = 3.24) -> float:
-    """Return the spread of a block's difference up to which an equal candidate passes nine times of ten.
-
-    `z`: 1.96 for the interval and 1.28 for the power.
-    """
-    return margin_nats * math.sqrt(blocks) / z
-
-
 async def speed_of(
     base_url: str,
     rung_url: str,

@@ -20,10 +20,11 @@ from trimtab.core.revision import Model, Revision
 from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.engines.llamacpp import NAME
 from trimtab.quality.ladder import ORIGINAL_KV, Rung, RungResult, choose, llamacpp_ladder
-from trimtab.quality.loss import BLOCK_TOKENS, TextScore
-from trimtab.quality.quantized import Confirmation, Plan, Quantized
+from trimtab.quality.loss import TextScore
+from trimtab.quality.quantized import Confirmation, Quantized
 from trimtab.quality.rung_results import (
     Measured,
+    broken_of,
     garbage_of,
     is_garbage,
     notes_of,
@@ -35,7 +36,7 @@ from trimtab.runtime import quality_pair as pair
 from trimtab.runtime.gguf_codec import convert
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
-from trimtab.runtime.quality_arm import QualityArm
+from trimtab.runtime.quality_arm import ArmError, QualityArm
 from trimtab.runtime.quality_evals import (
     answered,
     check_schemas,
@@ -45,8 +46,10 @@ from trimtab.runtime.quality_evals import (
 )
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_original import (
+    CONTEXT_TOKENS,
     Original,
     beginnings_of,
+    plan_of,
     quantized_groups,
     shipped_kind,
     windows_of,
@@ -54,7 +57,6 @@ from trimtab.runtime.quantize_original import (
 from trimtab.runtime.quantize_sensitivity import Probes, sensitivity_of
 
 ORIGINAL: Final = "original"
-CONTEXT_TOKENS: Final = 2048
 SLOTS: Final = 4
 FREE_TOKENS: Final = 64
 SPARE_BYTES: Final = 64 * 1024 * 1024
@@ -85,6 +87,7 @@ class Quantizer:
                 return await walk.run(source, shipped, began_s, self._clock)
         finally:
             await launcher.close()
+            await asyncio.to_thread(_clear, self._ask.folder / "models")
 
 
 class _Walk:
@@ -110,7 +113,8 @@ class _Walk:
         repeat = max(
             abs(a - b) for a, b in zip(again.losses, original.scores[0].losses, strict=True)
         )
-        plan = self._plan(original)
+        plan = plan_of(self._ask, original)
+        self._ask.on_plan(plan)
         found = await self._sensitivity(original)
         rungs = self._rungs(found, shipped)
         results: list[RungResult] = []
@@ -125,7 +129,8 @@ class _Walk:
         if self._ask.confirm and not chosen.rung.is_original:
             self._say(f"{chosen.rung.label}, once more", 0.92)
             confirmation = await self._confirm(original, source, chosen, found)
-        artifact = self._artifact(chosen, source, found)
+        holds = confirmation is None or confirmation.holds
+        artifact = await self._artifact(original, chosen, source, found) if holds else None
         return Quantized(
             engine=f"{NAME}/{engine_version()}",
             model=source.path,
@@ -180,27 +185,6 @@ class _Walk:
             right,
         )
 
-    def _plan(self, original: Original) -> Plan:
-        positions: dict[str, int] = {}
-        for window in original.windows:
-            positions[window.kind] = positions.get(window.kind, 0) + window.scored
-        blocks = {kind: count // BLOCK_TOKENS for kind, count in positions.items()}
-        return Plan(
-            positions=positions,
-            blocks=blocks,
-            block_tokens=BLOCK_TOKENS,
-            margin_nats=self._ask.margin_nats,
-            spread_max={
-                kind: pair.spread_told(count, self._ask.margin_nats)
-                for kind, count in blocks.items()
-            },
-            free_prompts=len(original.beginnings),
-            eval_items=len(self._ask.evals.items),
-            eval_items_total=self._ask.evals.total,
-            rounds=self._ask.rounds,
-            concurrencies=self._ask.concurrencies,
-        )
-
     async def _sensitivity(self, original: Original) -> Sensitivity | None:
         if not self._ask.sensitivity:
             return None
@@ -220,7 +204,7 @@ class _Walk:
         return await sensitivity_of(probes, check_model(original.model.path), scores, score)
 
     def _rungs(self, found: Sensitivity | None, shipped: str | None) -> tuple[Rung, ...]:
-        lowered = found.lowered if found is not None else ()
+        lowered = None if found is None else found.lowered
         every = llamacpp_ladder(lowered, kv_types=self._ask.kv_types, shipped=shipped)
         if not self._ask.only:
             return every
@@ -247,7 +231,7 @@ class _Walk:
             return Path(source.path)
         if not rung.kinds:
             return Path(original.model.path)
-        target = self._folder / f"rung-{rung.name.replace(' ', '-').replace(',', '')}.gguf"
+        target = self._folder / f"rung-{_file_word(rung)}.gguf"
         await self._convert(Path(original.model.path), target, rung.kinds, _kept(found))
         return target
 
@@ -269,7 +253,16 @@ class _Walk:
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
             evals=tuple(eval_gate(kind) for kind in self._ask.evals.kinds),
         )
-        async with self._started(find_model(str(path)), rung.kv_type) as arm:
+        try:
+            return await self._answered(original, measured, path)
+        except (ArmError, LaunchError) as error:
+            if rung.is_original:
+                raise
+            # One rung that does not start or answer is an answer about that rung, not the end of the walk.
+            return broken_of(measured, str(error))
+
+    async def _answered(self, original: Original, measured: Measured, path: Path) -> RungResult:
+        async with self._started(find_model(str(path)), measured.rung.kv_type) as arm:
             scores: list[TextScore] = []
             for window, before in zip(original.windows, original.scores, strict=True):
                 scores.append(await arm.score(window))
@@ -308,8 +301,9 @@ class _Walk:
     ) -> Confirmation:
         result = await self._rung(original, source, chosen.rung, found)
         again = result.speed.score.interval if result.speed else None
-        faster = again is not None and again.low < 1.0
-        holds = result.kinds == chosen.kinds and faster
+        faster = again is not None and again.high < 1.0
+        told = (result.verdict, result.kinds, result.elsewhere)
+        holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and faster
         words = (
             f"second run: {result.verdict.value} ({result.because}); latency and cost "
             f"{result.speed.score.ratio:.2f} of the original"
@@ -318,17 +312,18 @@ class _Walk:
         )
         return Confirmation(result=result, holds=holds, because=words)
 
-    def _artifact(self, chosen: RungResult, source: Model, found: Sensitivity | None) -> str | None:
+    async def _artifact(
+        self, original: Original, chosen: RungResult, source: Model, found: Sensitivity | None
+    ) -> str | None:
         """Write the chosen file again, for keeps; None where the original is the answer."""
-        if chosen.rung.is_original or not chosen.rung.kinds:
+        if chosen.rung.is_original:
             return None
-        original = self._folder / "original-f16.gguf"
-        base = original if original.exists() else Path(source.path)
-        name = (
-            f"{Path(source.path).stem}.{chosen.rung.name.replace(' ', '-').replace(',', '')}.gguf"
-        )
+        if not chosen.rung.kinds:
+            # KV alone is lowered: the original's own file serves.
+            return original.model.path
+        name = f"{Path(source.path).stem}.{_file_word(chosen.rung)}.gguf"
         target = self._ask.folder / name
-        convert(base, target, chosen.rung.kinds, keep=_kept(found))
+        await self._convert(Path(original.model.path), target, chosen.rung.kinds, _kept(found))
         return str(target)
 
     @asynccontextmanager
@@ -351,6 +346,10 @@ def _revision(model: Model, kv_type: str) -> Revision:
     )
 
 
+def _file_word(rung: Rung) -> str:
+    return rung.name.replace(" ", "-").replace(",", "")
+
+
 def _kept(found: Sensitivity | None) -> frozenset[str]:
     return frozenset() if found is None else found.kept_tensors
 
@@ -365,6 +364,12 @@ def _convert(
             "choose another folder (--report)"
         )
     convert(source, target, kinds, keep=keep)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a walk wrote on its way, also if it was ended in the middle; the expansion stays."""
+    for path in (*folder.glob("rung-*.gguf"), *folder.glob("probe-*.gguf")):
+        path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

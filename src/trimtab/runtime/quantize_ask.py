@@ -1,10 +1,12 @@
 """What `trimtab quantize` is asked to walk."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from trimtab.quality.ladder import ORIGINAL_KV
+from trimtab.quality.quantized import Plan
 from trimtab.runtime.quality_evals import EvalSet
 from trimtab.runtime.quality_texts import QualityText
 
@@ -29,3 +31,5 @@ class QuantizeAsk(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: bool = True
     confirm: bool = True
     start_timeout_s: float = 120.0
+    on_plan: Callable[[Plan], None] = lambda _: None
+    """Hears what will be measured, before it is."""

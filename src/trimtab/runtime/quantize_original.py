@@ -9,13 +9,20 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
 from trimtab.engines.gguf import GGUFHeader
 from trimtab.engines.gguf_tensors import KIND_NAMES, LINEAR, NUMBERS, Group, TensorKind, place_of
-from trimtab.quality.loss import BLOCK_TOKENS, TextScore
+from trimtab.quality.loss import BLOCK_TOKENS, TextScore, blocks_of, cuts_of
+from trimtab.quality.paired import family_level, spread_told
+from trimtab.quality.quantized import Plan
 from trimtab.runtime.model import check_model
 from trimtab.runtime.quality_arm import QualityArm, Window
-from trimtab.runtime.quality_pair import Writing
+from trimtab.runtime.quality_pair import POSITION_EDGES, Writing
 from trimtab.runtime.quality_texts import CHARS_MAX, QualityText
+from trimtab.runtime.quantize_ask import QuantizeAsk
 
+CONTEXT_TOKENS: Final = 2048
 WINDOW_STARTS: Final = (64, 512)
+"""Where the windows of a text begin, if the first one ends before the second."""
+
+WINDOW_TOKENS_MAX: Final = (CONTEXT_TOKENS - WINDOW_STARTS[0]) // (2 * BLOCK_TOKENS) * BLOCK_TOKENS
 FREE_PROMPT_TOKENS: Final = 96
 LOSSLESS: Final = frozenset({"f32", "f16", "bf16"})
 
@@ -68,20 +75,25 @@ async def windows_of(
     `positions`: of each kind. Raises `LaunchError` where no text is long enough.
     """
     found: list[Window] = []
+    least: dict[str, int] = {}
     kinds = [text.kind for text in texts]
     for text in texts:
         each = positions / (kinds.count(text.kind) * len(WINDOW_STARTS))
         size = max(BLOCK_TOKENS, round(each / BLOCK_TOKENS) * BLOCK_TOKENS)
+        size = min(size, WINDOW_TOKENS_MAX)
+        # Windows never overlap: a block that is scored twice would count as two.
+        starts = (WINDOW_STARTS[0], max(WINDOW_STARTS[1], WINDOW_STARTS[0] + size))
+        least[text.kind] = WINDOW_STARTS[0] + size
         tokens = await arm.tokens(text.text[:CHARS_MAX])
         found += [
             Window(kind=text.kind, name=text.name, tokens=tokens[: start + size], first=start)
-            for start in WINDOW_STARTS
+            for start in starts
             if len(tokens) >= start + size
         ]
     if missing := sorted(set(kinds) - {window.kind for window in found}):
         raise LaunchError(
-            f"no text of kind {missing[0]!r} is long enough to be scored: at least "
-            f"{WINDOW_STARTS[0] + BLOCK_TOKENS} tokens are needed"
+            f"no text of kind {missing[0]!r} is long enough to be scored: at least {least[missing[0]]} tokens "
+            "are needed; give a longer text, or fewer --positions"
         )
     return tuple(found)
 
@@ -95,3 +107,27 @@ def beginnings_of(windows: Sequence[Window], count: int) -> tuple[Window, ...]:
             found.append(msgspec.structs.replace(window, tokens=tokens, first=FREE_PROMPT_TOKENS))
     step = max(1, len(found) // max(1, count))
     return tuple(found[::step][:count])
+
+
+def plan_of(ask: QuantizeAsk, original: Original) -> Plan:
+    """Say what will be measured, and how small a difference that can tell, before it is."""
+    blocks = blocks_of(original.scores)
+    level = family_level(len(cuts_of(blocks, POSITION_EDGES)))
+    positions: dict[str, int] = {}
+    for window in original.windows:
+        positions[window.kind] = positions.get(window.kind, 0) + window.scored
+    counts = {kind: count // BLOCK_TOKENS for kind, count in positions.items()}
+    return Plan(
+        positions=positions,
+        blocks=counts,
+        block_tokens=BLOCK_TOKENS,
+        margin_nats=ask.margin_nats,
+        spread_max={
+            kind: spread_told(count, ask.margin_nats, level=level) for kind, count in counts.items()
+        },
+        free_prompts=len(original.beginnings),
+        eval_items=len(ask.evals.items),
+        eval_items_total=ask.evals.total,
+        rounds=ask.rounds,
+        concurrencies=ask.concurrencies,
+    )

@@ -98,7 +98,7 @@ def test_public_sets_are_read_as_published() -> None:
     )
     assert isinstance(gsm, EvalItem)
     assert is_right("The answer is 1004.", gsm, fits)
-    assert pair == PairItem(id="agreement", kind="morphology", good="He runs.", bad="He run.")
+    assert pair == PairItem(id="evals.jsonl:2", kind="morphology", good="He runs.", bad="He run.")
 
 
 def test_file_without_items_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
-from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, Group, TensorKind
+from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group, TensorKind
 from trimtab.quality.ladder import (
     Ratio,
     Rung,
@@ -57,6 +57,7 @@ def result(
     shipped: bool = False,
     width: float = 0.02,
     elsewhere: Verdict = Verdict.PASS,
+    kv_bytes: float | None = None,
 ) -> RungResult:
     original = name == "f16"
     rung = Rung(
@@ -85,7 +86,7 @@ def result(
         bits_per_weight=bits,
         file_bytes=int(bits * 1e7),
         resident_bytes=None,
-        kv_bytes_per_token=None,
+        kv_bytes_per_token=kv_bytes,
     )
 
 
@@ -95,7 +96,7 @@ ORIGINAL = result("f16", 16, 1.0, BOTH_PASS)
 
 def test_ladder_has_the_original_first_and_every_kv_type() -> None:
     """Nine weights by two KV types, nothing lowered in the first."""
-    ladder = llamacpp_ladder((), shipped="q4_1")
+    ladder = llamacpp_ladder(None, shipped="q4_1")
     assert len(ladder) == 18
     assert ladder[0].is_original
     assert {rung.kv_type for rung in ladder} == {"f16", "q8_0"}
@@ -118,6 +119,29 @@ def test_sensitivity_decides_which_groups_go_first() -> None:
     four = next(rung for rung in ladder if rung.name.endswith("q4_0, rest q8_0"))
     low = {group for group, kind in four.kinds.items() if kind is TensorKind.Q4_0}
     assert low == set(lowered)
+
+
+def test_sensitivity_that_allows_nothing_lowers_nothing_first() -> None:
+    """Shown harmful everywhere: only whole rungs are left, and none has a name without a file of its own."""
+    ladder = llamacpp_ladder((), kv_types=("f16",))
+    assert [rung.name for rung in ladder] == ["f16", "bf16", "q8_0", "q4_0"]
+    assert all(rung.kinds for rung in ladder[1:])
+
+
+def test_no_rung_is_there_twice() -> None:
+    """All linear groups harmless: what goes first is everything."""
+    ladder = llamacpp_ladder(LINEAR, kv_types=("f16",))
+    assert len({tuple(rung.kinds.items()) for rung in ladder}) == len(ladder)
+
+
+def test_fewer_kv_bytes_count_where_kv_binds() -> None:
+    """Half the KV at equal speed is worth it then, unless it is shown to be slower."""
+    plain = result("q8", 8, 0.7, BOTH_PASS, kv_bytes=200.0)
+    equal = result("q8", 8, 0.71, BOTH_PASS, kv="q8_0", kv_bytes=100.0)
+    slower = result("q8", 8, 0.9, BOTH_PASS, kv="q8_0", kv_bytes=100.0)
+    assert choose([ORIGINAL, plain, equal], kv_binds=True).rung == "q8, KV q8_0"
+    assert choose([ORIGINAL, plain, slower], kv_binds=True).rung == "q8"
+    assert choose([ORIGINAL, plain, equal], kv_binds=False).rung == "q8"
 
 
 def test_verdict_needs_every_required_gate() -> None:
