@@ -124,7 +124,8 @@ async def test_prompt_too_long_for_every_slot_is_refused_once_and_cleanly(tmp_pa
 @pytest.mark.parametrize("at", ["prefill", "save", "restore", "decode"])
 async def test_client_that_leaves_in_the_middle_leaves_nothing(tmp_path: Path, at: str) -> None:
     """Twenty clients leave while their prompt is computed, saved, restored or decoded: nothing is held or runs."""
-    async with Pair(tmp_path) as pair:
+    # A parcel keeps its place until the engine's save has ended, so twenty quick leavers have twenty at once.
+    async with Pair(tmp_path, settings={"parcels_max": 2 * TIMES}) as pair:
         without_ejection(pair)
         for number in range(TIMES):
             arrange(pair, at)
