@@ -51,6 +51,11 @@ class Adopted(msgspec.Struct, kw_only=True):
         return bool(self.off_by)
 
     @property
+    def is_on(self) -> bool:
+        """Whether the lever serves: it is neither held off nor on its way off or back."""
+        return not self.is_off and not self.is_moving
+
+    @property
     def cuts_on(self) -> tuple[Cut, ...]:
         """The cuts that no trigger took out."""
         return tuple(cut for cut in self.cuts if cut not in self.cuts_off)

@@ -64,7 +64,7 @@ class Verifier:
         if self._mode is not Mode.ACT or self._controller.frozen or not self._controller.has_ended:
             return
         adopted = self._triggers().adopted
-        ready = [name for name in self.due if name in adopted and not adopted[name].is_off]
+        ready = [name for name in self.due if name in adopted and adopted[name].is_on]
         if ready and self._controller.proof is None and self._sink.healthy:
             self.begin(ready[0])
 
@@ -72,8 +72,8 @@ class Verifier:
         """Prove an adopted lever again; raises `ControlError` where it is off, unknown, or another is being proven."""
         triggers = self._triggers()
         lever = triggers.adopted.get(name)
-        if lever is None or lever.is_off or lever.is_moving:
-            known = ", ".join(n for n, each in triggers.adopted.items() if not each.is_off)
+        if lever is None or not lever.is_on:
+            known = ", ".join(n for n, each in triggers.adopted.items() if each.is_on)
             raise ControlError(f"{name!r} is not on; levers that are: {known or 'none'}")
         self._controller.verify(
             lever.record,

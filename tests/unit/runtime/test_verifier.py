@@ -160,3 +160,17 @@ async def test_switching_one_off_marks_the_other() -> None:
     assert [(each.lever, each.moved_to) for each in rig.due()[1:]] == [
         (SPECULATION.name, RolloutState.DISABLED)
     ]
+
+
+async def test_lever_that_is_on_its_way_is_verified_once_it_has_arrived() -> None:
+    """Its replicas restart: beginning now would be refused, and a refused tick must not end the control loop."""
+    rig = Wired()
+    await rig.adopt(SPECULATION)
+    await rig.adopt(PRECISION)
+    lever = rig.triggers.adopted[SPECULATION.name]
+    lever.is_moving = True
+    rig.verifier.tick()
+    assert rig.controller.proof is None
+    lever.is_moving = False
+    rig.verifier.tick()
+    assert rig.controller.proof is not None
