@@ -37,6 +37,7 @@ from trimtab.runtime.proof import (
     ControlError,
     Extras,
     Proof,
+    moved_to,
 )
 
 RECORDS_MAX = 20_000
@@ -105,7 +106,7 @@ class Controller:
         replicas = await self._actuator.prepare(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
         proof = self._begun(record, policy, rollout, replicas, cause_id)
-        self._moved(None, rollout, None, "first slice")
+        self._moved(proof, None, rollout, None, "first slice")
         self._expose(proof)
         return proof
 
@@ -128,7 +129,7 @@ class Controller:
         replicas = self._actuator.candidate_replicas(record)
         proof = self._begun(record, policy, rollout, replicas, cause_id)
         proof.out.update(out or {})
-        self._moved(state, rollout, None, rollout.reason)
+        self._moved(proof, state, rollout, None, rollout.reason)
         if rollout.state is not RolloutState.PAUSED:
             self._expose(proof)
         return proof
@@ -145,7 +146,7 @@ class Controller:
         rollout = verify(record, self._clock.mono_s(), reason)
         replicas = self._actuator.candidate_replicas(record)
         proof = self._begun(record, policy, rollout, replicas, cause_id, verifies=True)
-        self._moved(RolloutState.ADOPTED, rollout, None, reason)
+        self._moved(proof, RolloutState.ADOPTED, rollout, None, reason)
         cause = proof.last_event_id
         self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
         self._expose(proof)
@@ -202,7 +203,7 @@ class Controller:
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )
         proof.rollout, proof.results, proof.judge = again, (), Judge(proof.record)
-        self._moved(RolloutState.PAUSED, again, None, reason)
+        self._moved(proof, RolloutState.PAUSED, again, None, reason)
         self._expose(proof)
 
     async def adopt_now(self, reason: str) -> None:
@@ -302,7 +303,7 @@ class Controller:
     async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict | None) -> None:
         before = proof.rollout
         proof.rollout = after
-        self._moved(before.state, after, verdict, after.reason)
+        self._moved(proof, before.state, after, verdict, after.reason)
         match after.state:
             case RolloutState.CANARY | RolloutState.RAMPING | RolloutState.PROVING:
                 self._actuator.grow_slice(after.share, cause_id=proof.last_event_id)
@@ -325,7 +326,7 @@ class Controller:
             await self._actuator.take_back(proof.record, cause_id=proof.last_event_id)
         except LaunchError as error:
             reason = f"no traffic meets it any more, but a replica did not go back: {error}"
-            self._moved(proof.rollout.state, proof.rollout, None, reason)
+            self._moved(proof, proof.rollout.state, proof.rollout, None, reason)
 
     def _record_effects(self, proof: Proof, cause_id: str) -> None:
         for effect in effects_of(proof.record, proof.results):
@@ -350,7 +351,7 @@ class Controller:
         failed = self._after_adoption(proof.record, cause_id=cause)
         if failed is not None:
             proof.rollout = self._rolled_back(proof.rollout, failed)
-            self._moved(RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
+            self._moved(proof, RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
             await self._take_back(proof)
             return
         out = tuple(proof.out)
@@ -374,7 +375,7 @@ class Controller:
             return
         before = proof.rollout
         proof.rollout = self._rolled_back(before, reason)
-        self._moved(before.state, proof.rollout, None, reason)
+        self._moved(proof, before.state, proof.rollout, None, reason)
         self._record_effects(proof, proof.last_event_id)
         await self._take_back(proof)
 
@@ -382,18 +383,14 @@ class Controller:
         return move(rollout, RolloutState.ROLLED_BACK, self._clock.mono_s(), reason)
 
     def _moved(
-        self, before: RolloutState | None, after: Rollout, verdict: Verdict | None, reason: str
+        self,
+        proof: Proof,
+        before: RolloutState | None,
+        after: Rollout,
+        verdict: Verdict | None,
+        reason: str,
     ) -> None:
-        proof = self.proof
-        if proof is None:
-            raise AssertionError("only a lever being proven can move")
-        event = RolloutMoved(
-            lever=proof.record.name,
-            before=before,
-            after=after.state,
-            share=after.share,
-            verdict=verdict,
-            reason=reason,
-        )
+        # Not of `self.proof`: while a replica went back, that may have been let go of or followed by another.
+        event = moved_to(proof.record, before, after, verdict, reason)
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
         self._on_moved(event)

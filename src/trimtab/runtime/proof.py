@@ -5,6 +5,7 @@ from typing import Protocol
 import msgspec
 
 from trimtab.core.cuts import Cut
+from trimtab.core.events import RolloutMoved
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
@@ -62,6 +63,24 @@ class Proof(msgspec.Struct, kw_only=True):
         """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""
         found = {harmed_cut(self.record, one): f"{one.gate}: {one.reason}" for one in results}
         return {cut: why for cut, why in found.items() if cut is not None and cut not in self.out}
+
+
+def moved_to(
+    record: LeverRecord,
+    before: RolloutState | None,
+    after: Rollout,
+    verdict: Verdict | None,
+    reason: str,
+) -> RolloutMoved:
+    """Return what is recorded of a rollout that moved."""
+    return RolloutMoved(
+        lever=record.name,
+        before=before,
+        after=after.state,
+        share=after.share,
+        verdict=verdict,
+        reason=reason,
+    )
 
 
 class ControlError(RuntimeError):

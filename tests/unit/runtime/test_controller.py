@@ -364,6 +364,31 @@ async def test_replica_that_does_not_go_back_is_told_and_the_loop_lives() -> Non
     assert rig.controller.finish() is not None
 
 
+@pytest.mark.parametrize("follows", [None, ROUTING])
+async def test_replica_that_does_not_go_back_is_told_of_its_own_lever(
+    follows: LeverRecord | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it drained the ended rollout was let go of, and another may have begun."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+
+    async def drains(replica: str, *_: object, **__: object) -> None:
+        assert rig.controller.finish() is not None
+        monkeypatch.undo()
+        if follows is not None:
+            await rig.start(follows)
+        raise LaunchError(f"{replica} did not drain")
+
+    monkeypatch.setattr(rig.fleet, "restart_into", drains)
+    rig.fleet.failures_left = RESTART_ATTEMPTS
+    await rig.controller.give_up("time is up")
+    assert "a replica did not go back" in rig.moved[-1].reason
+    assert (rig.moved[-1].lever, rig.moved[-1].after) == (
+        SPECULATION.name,
+        RolloutState.ROLLED_BACK,
+    )
+
+
 async def test_rollout_that_cannot_be_judged_pauses_and_goes_back_if_nobody_resumes_it() -> None:
     """Traffic goes off at once; after ten peak cycles the next lever may be tried."""
     rig = Driven()
