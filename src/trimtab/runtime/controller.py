@@ -11,13 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from trimtab.core.cuts import Cut
-from trimtab.core.events import (
-    CutsKept,
-    Frozen,
-    GatesEvaluated,
-    LeverProposed,
-    RolloutMoved,
-)
+from trimtab.core.events import CutsKept, Frozen, LeverProposed, RolloutMoved
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
@@ -67,6 +61,7 @@ class Controller:
         self._on_moved = on_moved
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_MAX)
         self.proof: Proof | None = None
+        self._prepares: str | None = None
         self.frozen = False
         self._health = LedgerHealth(sink)
 
@@ -88,8 +83,9 @@ class Controller:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no lever is being proven any more."""
-        return self.proof is None or self.proof.rollout.state in ENDED
+        """Whether no lever is being proven any more, nor prepared for it."""
+        ended = self.proof is None or self.proof.rollout.state in ENDED
+        return ended and self._prepares is None
 
     def propose(self, record: LeverRecord, *, cause_id: str | None) -> str:
         """Accept a complete lever record as a proposal; raises `LeverRecordError` for an incomplete one."""
@@ -100,10 +96,14 @@ class Controller:
     async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
 
-        Raises `ControlError` while another lever is being proven or promotions are frozen.
+        Raises `ControlError` while another lever is being prepared or proven, or promotions are frozen.
         """
         self._check_free()
-        replicas = await self._actuator.prepare(record, cause_id=cause_id)
+        self._prepares = record.name
+        try:
+            replicas = await self._actuator.prepare(record, cause_id=cause_id)
+        finally:
+            self._prepares = None
         rollout = begin(record, self._clock.mono_s())
         proof = self._begun(record, policy, rollout, replicas, cause_id)
         self._moved(proof, None, rollout, None, "first slice")
@@ -226,6 +226,8 @@ class Controller:
     def _check_free(self) -> None:
         if self.proof is not None:
             raise ControlError(f"{self.proof.record.name} is being proven: one lever at a time")
+        if self._prepares is not None:
+            raise ControlError(f"{self._prepares} is being prepared: one lever at a time")
         self._check_thawed()
 
     def _check_thawed(self) -> None:
@@ -290,14 +292,7 @@ class Controller:
         if results == proof.results:
             return
         proof.results = results
-        event = GatesEvaluated(
-            lever=proof.record.name,
-            state=proof.rollout.state,
-            share=proof.rollout.share,
-            look=proof.looks,
-            verdict=verdict,
-            results=results,
-        )
+        event = proof.looked(verdict)
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id)
 
     async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict | None) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 
 from trimtab.core.cuts import Cut
-from trimtab.core.events import RolloutMoved
+from trimtab.core.events import GatesEvaluated, RolloutMoved
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
@@ -58,6 +58,17 @@ class Proof(msgspec.Struct, kw_only=True):
         if ratio is None:
             return results, verdict
         return (*results, ratio), Verdict.FAIL if verdict is Verdict.FAIL else Verdict.ERROR
+
+    def looked(self, verdict: Verdict) -> GatesEvaluated:
+        """Return what is recorded of the latest look."""
+        return GatesEvaluated(
+            lever=self.record.name,
+            state=self.rollout.state,
+            share=self.rollout.share,
+            look=self.looks,
+            verdict=verdict,
+            results=self.results,
+        )
 
     def harmed(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
         """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""

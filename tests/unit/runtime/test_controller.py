@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from typing import Any
 
 import msgspec
 import pytest
@@ -230,6 +231,32 @@ async def test_only_one_lever_is_proven_at_a_time() -> None:
     assert ended.record == ROUTING
     await rig.start(SPECULATION)
     assert rig.state() is RolloutState.CANARY
+
+
+async def test_lever_whose_replica_is_being_prepared_is_not_overtaken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Draining and restarting takes minutes: neither a start nor a verification may begin meanwhile."""
+    rig = Driven()
+    may_start = asyncio.Event()
+    restarts = rig.fleet.restart_into
+
+    async def drains(*told: Any, **how: Any) -> None:
+        await may_start.wait()
+        await restarts(*told, **how)
+
+    monkeypatch.setattr(rig.fleet, "restart_into", drains)
+    starting = asyncio.create_task(rig.start(SPECULATION))
+    await asyncio.sleep(0)
+    assert not rig.controller.has_ended
+    with pytest.raises(ControlError, match="is being prepared: one lever at a time"):
+        await rig.start(ROUTING)
+    with pytest.raises(ControlError, match="is being prepared: one lever at a time"):
+        rig.controller.verify(ROUTING, None, baseline_policy="round_robin", cause_id="")
+    may_start.set()
+    await starting
+    assert rig.controller.proof is not None
+    assert rig.controller.proof.record == SPECULATION
 
 
 def test_incomplete_record_is_refused_and_not_recorded() -> None:
