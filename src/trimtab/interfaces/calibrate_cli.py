@@ -148,6 +148,12 @@ def calibrate_command(
         raise click.UsageError("--out takes one measurement")
     _check_asked(measurements, model, hardware, kv_tokens)
     slots = engine == "slots"
+    if model is not None and (slots or host_sizes is not None):
+        raise click.UsageError(
+            "--engine slots and --host are for MEASUREMENTS: --model prices a vLLM replica"
+        )
+    if model is None and precision is not None:
+        raise click.UsageError("--precision is for --model")
     if host_sizes is not None and not slots:
         raise click.UsageError("--host is for --engine slots")
     limits = Limits(

@@ -3,10 +3,12 @@
 import msgspec
 from rich.console import Console
 
-from trimtab.core.layout import Demand, EstimateSource, Layout, PlanInputError
+from trimtab.core.layout import Cluster, Demand, EstimateSource, Layout, PlanInputError
+from trimtab.core.links import usual_link
 from trimtab.interfaces.plan_inputs import hardware_of, model_of
 from trimtab.interfaces.replica_toml import replica_toml
-from trimtab.runtime.plan_estimator import build_estimator
+from trimtab.planning.layouts import Sizes, possible_layouts
+from trimtab.runtime.plan_estimator import build_estimator, keep_times
 from trimtab.sim.fit import Limits
 from trimtab.sim.table_cost import TableCost, cost_of_times
 
@@ -40,6 +42,9 @@ def price(served: Served, *, kv_tokens: int | None, sizes: Limits) -> Priced:
     """
     accelerator, _, _ = hardware_of(served.hardware)
     shape = model_of(served.model, served.precision)
+    # A size that does not divide the model has no times, whatever a formula says.
+    node = Cluster(devices=served.tp, nodes=1, link=usual_link(accelerator.name))
+    possible_layouts(shape, node, Sizes(tp=served.tp))
     estimator = build_estimator(
         shape, accelerator, model_name=served.model, precision=served.precision or ""
     )
@@ -54,6 +59,7 @@ def price(served: Served, *, kv_tokens: int | None, sizes: Limits) -> Priced:
         limits,
         source=f"{_words(times.source)} of {served.model} on {accelerator.name}, {layout.label}",
     )
+    keep_times()
     return Priced(served=served, limits=limits, found=found, source=times.source, notes=times.notes)
 
 

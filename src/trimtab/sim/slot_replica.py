@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from trimtab.core.prefix_slots import SlotCache
+from trimtab.engines.llamacpp import MICRO_BATCH_TOKENS_MAX
 from trimtab.sim.hosts import Host
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
@@ -154,7 +155,7 @@ class SlotReplica:
     def _step_ms(self, batch: Sequence[tuple[int, int]]) -> float:
         """Milliseconds of the step of a batch, alone on its host: its passes, and once what each stream adds."""
         cost = self.spec.cost
-        passes = passes_of(batch, self.spec.budget_tokens)
+        passes = passes_of(batch, min(MICRO_BATCH_TOKENS_MAX, self.spec.budget_tokens))
         pairs = sum(size * (job.prefilled + size / 2.0) for job, size in self._chunks)
         context = sum(job.input_tokens + self._made[job.id] for job in self._decoded)
         first_ms = cost.step_ms(
