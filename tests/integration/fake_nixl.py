@@ -26,7 +26,8 @@ class FakeNixl(FakeServer):
     """Serves like a vLLM with a NIXL connector. `prefill_fault`, `fetch_fault`: what goes wrong next, by name.
 
     `prefill_fault`: "refuse" (500), "die" (the connection is reset), "hang", "no_kv" (an answer that keeps nothing),
-    "garbage". `fetch_fault`: "refuse" (500 before an answer), "event" (an error event first), "short" (200, the prompt
+    "garbage". `fetch_fault`: "refuse" (500 before an answer), "event" (an error event first), "at_once"
+    (the same, and all of the stream after its head in one piece), "short" (200, the prompt
     computed again), "die", "full" (503).
     """
 
@@ -82,9 +83,9 @@ class FakeNixl(FakeServer):
             peer = next((one for one in self.peers if one.url == params["remote_engine_id"]), None)
             there = None if peer is None else peer.kept.pop(params["remote_request_id"], None)
             fault = self.fetch_fault
-            if there is None or fault in {"refuse", "event"}:
+            if there is None or fault in {"refuse", "event", "at_once"}:
                 self.failed += 1
-                async for piece in _failed(seen, as_event=fault == "event"):
+                async for piece in _failed(seen, fault):
                     yield piece
                 return
             if fault == "die":
@@ -170,13 +171,21 @@ def usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
     }
 
 
-async def _failed(seen: Seen, *, as_event: bool) -> AsyncIterator[bytes]:
+async def _failed(seen: Seen, fault: str) -> AsyncIterator[bytes]:
     error = json.dumps({"error": {"message": LOST, "type": "InternalServerError", "code": 500}})
-    if seen.json.get("stream") and as_event:
+    if seen.json.get("stream") and fault in {"event", "at_once"}:
         yield STREAM_HEAD
-        # As vLLM's chats do: who speaks is said before it is known that nothing can be.
-        yield chunked(sse(chunk({"role": "assistant", "content": ""})))
-        yield chunked(f"data: {error}\n\n".encode())
-        yield chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        rest = [
+            # As vLLM's chats do: who speaks is said before it is known that nothing can be.
+            chunked(sse(chunk({"role": "assistant", "content": ""}))),
+            chunked(f"data: {error}\n\n".encode()),
+            chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+        ]
+        if fault == "at_once":
+            # The head is read before the rest comes.
+            await asyncio.sleep(0.01)
+            rest = [b"".join(rest)]
+        for piece in rest:
+            yield piece
         return
     yield whole(500, error.encode())

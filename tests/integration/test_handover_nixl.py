@@ -199,6 +199,7 @@ async def test_prefill_that_fails_is_computed_where_it_is_decoded(
     [
         ("refuse", HandOverCause.DECODE_REFUSED),
         ("event", HandOverCause.DECODE_REFUSED),
+        ("at_once", HandOverCause.DECODE_REFUSED),
         ("full", HandOverCause.DECODE_REFUSED),
         ("die", HandOverCause.DECODE_LOST),
         ("short", HandOverCause.SHORTFALL),

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from typing import cast
+from typing import TypeVar, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from trimtab.runtime.upstream_connection import (
     UpstreamConnectError,
     UpstreamConnection,
     UpstreamError,
+    UpstreamRefusedError,
 )
 
 
@@ -51,11 +52,24 @@ class Heard:
         self.body += data
 
 
-def read(pieces: list[bytes], *, closes: bool) -> Heard:
-    """Feed pieces, then let the replica close or not."""
+class Refuses(Heard):
+    """Wants none of it."""
 
-    async def fed() -> Heard:
-        heard, connection = Heard(), UpstreamConnection("replica")
+    refusal = UpstreamRefusedError("no")
+
+    def take(self, data: bytes, framed: bytes | None) -> None:
+        assert not self.ends
+        raise self.refusal
+
+
+H = TypeVar("H", bound=Heard)
+
+
+def read_by(heard: H, pieces: list[bytes], *, closes: bool) -> H:
+    """Feed pieces to a listener, then let the replica close or not."""
+
+    async def fed() -> H:
+        connection = UpstreamConnection("replica")
         wire = Wire(connection)
         connection.connection_made(cast(asyncio.Transport, wire))
         head = connection.request(b"GET / HTTP/1.1\r\n\r\n", b"")
@@ -76,6 +90,10 @@ def read(pieces: list[bytes], *, closes: bool) -> Heard:
         return heard
 
     return asyncio.run(fed())
+
+
+def read(pieces: list[bytes], *, closes: bool) -> Heard:
+    return read_by(Heard(), pieces, closes=closes)
 
 
 def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -156,3 +174,14 @@ def test_whatever_a_replica_sends_only_typed_errors_come(pieces: list[bytes]) ->
     heard = read(pieces, closes=True)
     assert heard.head is None or isinstance(heard.head, UpstreamError)
     assert len(heard.ends) <= 1
+
+
+@given(PARTS, CUTS, st.sampled_from([sized, chunked, closing]))
+def test_answer_that_its_listener_refuses_ends_with_the_refusal(
+    parts: list[bytes], cuts: list[int], frame: object
+) -> None:
+    """Also where the rest came in one piece with what was refused: the end is heard once, and nothing is raised."""
+    head, gap, body = frame([b"refused", *parts]).partition(b"\r\n\r\n")  # type: ignore[operator]
+    for pieces in ([body], cut(body, cuts)):
+        heard = read_by(Refuses(), [head + gap, *pieces], closes=frame is closing)
+        assert heard.ends == [heard.refusal]

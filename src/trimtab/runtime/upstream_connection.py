@@ -10,7 +10,10 @@ from trimtab.runtime.wire import Headers, Pairs
 
 HEAD_BYTES_MAX: Final = 256 * 1024
 Sink: TypeAlias = Callable[[bytes, bytes | None], None]
-"""Takes a part of a body, and where it came as exactly one chunk, that chunk with its frame."""
+"""Takes a part of a body, and where it came as exactly one chunk, that chunk with its frame.
+
+It may raise an `UpstreamError`, with which the answer ends as if the replica had broken it off.
+"""
 
 
 class UpstreamError(RuntimeError):
@@ -170,7 +173,7 @@ class UpstreamConnection(asyncio.Protocol):
             start = data.find(b"\r\n", 1, 10) + 2
             size = len(data) - start - 2
             if size > 0 and data[: start - 2] == b"%x" % size and data[-2:] == b"\r\n":
-                self._sink(data[start:-2], data)
+                self._give(self._sink, data[start:-2], data)
                 return
         self._parse(data)
 
@@ -243,7 +246,15 @@ class UpstreamConnection(asyncio.Protocol):
         if parts and self._sink is not None:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
-            self._sink(data, None)
+            self._give(self._sink, data, None)
+
+    def _give(self, sink: Sink, data: bytes, framed: bytes | None) -> None:
+        """Hand a part over; an answer that is refused has not come, however much of it is there."""
+        try:
+            sink(data, framed)
+        except UpstreamError as error:
+            self.is_whole = self._keep_alive = False
+            self.fail(error)
 
     def _complete(self) -> None:
         self.is_whole, self._keep_alive = True, False
