@@ -7,7 +7,7 @@ An item is passed or not; a grade is turned into that by whoever runs the evalua
 with each other, never kept. Perplexity, agreement of tokens and the like are no scores of items and have no place here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Final
 
 import msgspec
@@ -34,6 +34,13 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     input_tokens: Annotated[int, Meta(ge=0)] | None = None
 
 
+def _not_by_header(cut: Cut) -> Cut:
+    """What a header says may not be kept as it is."""
+    if cut.dimension is Dimension.HEADER:
+        raise ValueError(f"{cut.dimension.value} cuts cannot be hidden here; leave them out")
+    return cut
+
+
 _ITEM = msgspec.json.Decoder(Item)
 _COUNTS = msgspec.json.Decoder(CutScores)
 
@@ -46,14 +53,18 @@ def read_scores(
     revision: str,
     floor: float | None = None,
     floor_runs: int = 0,
+    hide: Callable[[Cut], Cut] = _not_by_header,
 ) -> Scores:
-    """Return the scores in a file's text; raises `LeverRecordError` naming the file and the broken line."""
+    """Return the scores in a file's text; raises `LeverRecordError` naming the file and the broken line.
+
+    `hide` returns a cut as it may be kept, or raises `ValueError`.
+    """
     if not evaluation.strip():
         raise LeverRecordError("the evaluation has no name: say which it was")
     cuts: dict[str, CutScores] = {}
     names: set[str] = set()
     for at, line in _lines(text, source):
-        found = _one(line, f"{source}, line {at}", names)
+        found = _one(line, f"{source}, line {at}", names, hide)
         for each in found:
             before = cuts.get(each.cut)
             cuts[each.cut] = each if before is None else before.plus(each)
@@ -84,11 +95,13 @@ def _lines(text: str, source: str) -> Iterator[tuple[int, str]]:
             yield at, line
 
 
-def _one(line: str, where: str, names: set[str]) -> tuple[CutScores, ...]:
+def _one(
+    line: str, where: str, names: set[str], hide: Callable[[Cut], Cut]
+) -> tuple[CutScores, ...]:
     is_item = '"item"' in line
     try:
         if not is_item:
-            return (_checked(_COUNTS.decode(line), where),)
+            return (_checked(_COUNTS.decode(line), where, hide),)
         item = _ITEM.decode(line)
     except msgspec.DecodeError as error:
         raise LeverRecordError(f"{where}: {error}") from error
@@ -101,16 +114,16 @@ def _one(line: str, where: str, names: set[str]) -> tuple[CutScores, ...]:
                 f"{where}: {name} is {passed!r}; an item is passed (1) or not (0)"
             )
     own = [] if item.input_tokens is None else [_by_length(item.input_tokens)]
-    return tuple(_counted(cut, item) for cut in (ALL_TRAFFIC, *_cuts(item.cuts, where), *own))
+    return tuple(_counted(cut, item) for cut in (ALL_TRAFFIC, *_cuts(item.cuts, where, hide), *own))
 
 
 def _by_length(tokens: int) -> str:
     return str(Cut(Dimension.INPUT_TOKENS, input_tokens_bucket(tokens)))
 
 
-def _cuts(texts: Iterable[str], where: str) -> list[str]:
+def _cuts(texts: Iterable[str], where: str, hide: Callable[[Cut], Cut]) -> list[str]:
     try:
-        return [str(parse_cut(text)) for text in texts]
+        return [str(hide(parse_cut(text))) for text in texts]
     except ValueError as error:
         raise LeverRecordError(f"{where}: {error}") from error
 
@@ -127,9 +140,10 @@ def _counted(cut: str, item: Item) -> CutScores:
     )
 
 
-def _checked(counts: CutScores, where: str) -> CutScores:
+def _checked(counts: CutScores, where: str, hide: Callable[[Cut], Cut]) -> CutScores:
     if counts.cut != ALL_TRAFFIC:
-        _cuts((counts.cut,), where)
+        (kept,) = _cuts((counts.cut,), where, hide)
+        counts = msgspec.structs.replace(counts, cut=kept)
     if max(counts.baseline_passed, counts.candidate_passed) > counts.n:
         raise LeverRecordError(f"{where}: more items passed than there are")
     if (counts.losses is None) != (counts.wins is None):

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.budgets import BudgetMove
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension, header_names
 from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import (
     Actuation,
@@ -116,9 +116,9 @@ def complete(
         moves=tuple(BudgetMove(**msgspec.structs.asdict(move)) for move in short.moves),
         expected=tuple(_effect(metric, each) for metric, each in short.expected.items()),
         failure_modes=short.failure_modes,
-        gates=_gates(short, absent, price),
+        gates=_gates(short, absent, price, known),
         quality_gate=short.quality_gate or _quality(short),
-        triggers=tuple(_trigger(at, each) for at, each in enumerate(short.triggers)),
+        triggers=tuple(_trigger(at, each, known) for at, each in enumerate(short.triggers)),
         reverse=_reverse(short),
         ramp=_ramp(short),
         cuts=tuple(_sliced(text, f"$.slice[{at}]", known) for at, text in enumerate(short.slice)),
@@ -135,7 +135,21 @@ def complete(
         absent=absent,
         price_per_replica_hour=price,
     )
+    _check_headers(record)
     return check_record(record)
+
+
+def _check_headers(record: LeverRecord) -> None:
+    """Requests are told by a header only where the slice, or what is left out of it, names it."""
+    told = header_names((*record.cuts, *record.without))
+    for key, specs in (("gates", record.gates), ("triggers", record.triggers)):
+        for at, spec in enumerate(specs):
+            missing = header_names(() if spec.cut is None else (spec.cut,)) - told
+            if missing:
+                raise LeverRecordError(
+                    f"$.{key}[{at}].cut: no request is told by {missing.pop()!r}; "
+                    "name that header in $.slice or $.without as well"
+                )
 
 
 def seconds(text: str, path: str) -> float:
@@ -171,14 +185,14 @@ def _effect(metric: Metric, effect: ShortEffect) -> ExpectedEffect:
 
 
 def _gates(
-    short: ShortRecord, absent: Mapping[Metric, str], price: float | None
+    short: ShortRecord, absent: Mapping[Metric, str], price: float | None, known: Known
 ) -> tuple[GateSpec, ...]:
     """The written gates, and for every latency a veto that tightens as the slice grows; the gain is asked at the end.
 
     Without a written gain gate it is asked of every metric that is expected to get better. Nothing is asked by itself
     that cannot be read, nor that outputs be equal where a lossy lever has its quality scored.
     """
-    written = tuple(_gate(at, each) for at, each in enumerate(short.gates))
+    written = tuple(_gate(at, each, known) for at, each in enumerate(short.gates))
     gains = tuple(
         gain_gate(metric)
         for metric, effect in short.expected.items()
@@ -218,8 +232,8 @@ def _is_better(metric: Metric, ratio: float) -> bool:
     return ratio > 1.0 if metric is Metric.OUTPUT_TOKENS_PER_S else ratio < 1.0
 
 
-def _gate(at: int, gate: ShortGate) -> GateSpec:
-    cut = None if gate.cut is None else _cut(gate.cut, f"$.gates[{at}].cut")
+def _gate(at: int, gate: ShortGate, known: Known) -> GateSpec:
+    cut = None if gate.cut is None else _kept(gate.cut, f"$.gates[{at}].cut", known)
     where = "" if cut is None else f" in {cut}"
     return GateSpec(
         name=gate.name or f"{gate.metric.value} {gate.question.value} as written{where}",
@@ -236,8 +250,8 @@ def _gate(at: int, gate: ShortGate) -> GateSpec:
     )
 
 
-def _trigger(at: int, trigger: ShortTrigger) -> TriggerSpec:
-    cut = None if trigger.cut is None else _cut(trigger.cut, f"$.triggers[{at}].cut")
+def _trigger(at: int, trigger: ShortTrigger, known: Known) -> TriggerSpec:
+    cut = None if trigger.cut is None else _kept(trigger.cut, f"$.triggers[{at}].cut", known)
     if (trigger.action is TriggerAction.DISABLE_CUT) != (cut is not None):
         raise LeverRecordError(
             f"$.triggers[{at}]: the action disable_cut and a cut go together, neither without the other"
@@ -264,6 +278,15 @@ def _cut(text: str, path: str) -> Cut:
         raise LeverRecordError(f"{path}: {error}") from error
 
 
+def _kept(text: str, path: str, known: Known) -> Cut:
+    """A cut as it may be kept: what a header says is hashed."""
+    cut = _cut(text, path)
+    try:
+        return known.hide(cut)
+    except ValueError as error:
+        raise LeverRecordError(f"{path}: {error}") from error
+
+
 def parse_cut(text: str) -> Cut:
     """Return the cut that a text such as "label=edit" names; raises `ValueError` with the dimensions there are."""
     dimension, equals, value = text.partition("=")
@@ -283,10 +306,7 @@ def _sliced(text: str, path: str, known: Known) -> Cut:
         raise LeverRecordError(
             f"{path}: {cut} is known only when a request has been served; a slice is drawn by {names}"
         )
-    try:
-        return known.hide(cut)
-    except ValueError as error:
-        raise LeverRecordError(f"{path}: {error}") from error
+    return _kept(text, path, known)
 
 
 def _without(short: ShortRecord, known: Known) -> tuple[Cut, ...]:

@@ -209,6 +209,7 @@ class Operator:
             revision=revision_of(record),
             floor=asked.floor,
             floor_runs=asked.floor_runs,
+            hide=lambda cut: hidden(cut, self._system.secret.digest),
         )
         event = QualityScored(lever=record.name, scores=scores)
         self._control.scored(event, cause_id=cause_id)

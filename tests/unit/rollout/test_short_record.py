@@ -1,5 +1,7 @@
 """A short TOML record becomes a whole one, or is refused with the path of what is wrong."""
 
+import functools
+
 import msgspec
 import pytest
 from events_kit import REVISION
@@ -16,6 +18,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Model
 from trimtab.core.types import Mode, RolloutState
+from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import Known, complete, parse_cut, parse_record
 from trimtab.rollout.short_shapes import SHARES
 
@@ -258,6 +261,47 @@ def test_header_in_a_slice_is_kept_hashed() -> None:
     assert "alpha-secret" not in msgspec.json.encode(record).decode()
     with pytest.raises(LeverRecordError, match=r"write header=NAME:VALUE"):
         known(text.replace(":alpha-secret", ""), hide=lambda cut: hidden(cut, lambda data: "f"))
+
+
+def test_header_of_a_gate_or_a_trigger_is_kept_hashed() -> None:
+    """What requests are told by is hashed as well, so only then does the cut meet them."""
+    cut = 'cut = "header=X-Team:alpha-secret"'
+    gate = f'\n[[gates]]\nmetric = "tpot_ms"\nquestion = "veto"\nmargin = 0.1\n{cut}\n'
+    trigger = f"""
+[[triggers]]
+signal = "invalid_output_rate"
+off_at = 0.1
+action = "disable_cut"
+because = "errors of one team"
+{cut}
+"""
+    text = ROUTING.partition("[[triggers]]")[0] + trigger + gate
+    with pytest.raises(LeverRecordError, match=r"gates\[0\].cut: no request is told by 'x-team'"):
+        known(text, hide=lambda cut: hidden(cut, lambda data: "f" * 32))
+    text = 'without = ["header=X-Team:alpha-secret"]\n' + text
+    record = known(text, hide=lambda cut: hidden(cut, lambda data: "f" * 32))
+    kept = Cut(Dimension.HEADER, f"x-team:{'f' * 16}")
+    assert [each.cut for each in record.gates if each.cut is not None] == [kept]
+    assert [each.cut for each in record.triggers if each.cut is not None] == [kept]
+    assert "alpha-secret" not in msgspec.json.encode(record).decode()
+
+
+SCORED = [
+    '{"item": "q1", "baseline": 1, "candidate": 1, "cuts": ["header=X-Team:alpha-secret"]}',
+    '{"cut": "header=X-Team:alpha-secret", "n": 1, "baseline_passed": 1, "candidate_passed": 1}',
+]
+
+
+@pytest.mark.parametrize("line", SCORED)
+def test_header_of_a_scored_cut_is_kept_hashed_or_refused(line: str) -> None:
+    """Scores go to the ledger: what the header says does not, whoever reads the file."""
+    read = functools.partial(
+        read_scores, line, source="items.jsonl", evaluation="eval", revision="x"
+    )
+    scores = read(hide=lambda cut: hidden(cut, lambda data: "f" * 32))
+    assert [each.cut for each in scores.cuts] == ["all", f"header=x-team:{'f' * 16}"]
+    with pytest.raises(LeverRecordError, match=r"items.jsonl, line 1: header cuts"):
+        read()
 
 
 def test_restarted_replica_gets_time_to_warm_up() -> None:
