@@ -265,6 +265,14 @@ class Actuator:
                 f"{record.name} moves roles, and those of these servers are not ours to move"
             )
         replicas = self._fleet.replica_ids()[-record.prefill :]
+        for other in self.plan.preferences if role is Role.PREFILL else ():
+            taken = ", ".join(each for each in replicas if each in other.replicas)
+            if taken and other.lever != record.name:
+                # Its role's revision would replace the one that the other lever was adopted with.
+                raise LaunchError(
+                    f"{record.name} needs {taken} to prefill and {other.lever} holds {taken}: add a replica "
+                    "(trimtab fleet add) or take that lever back first"
+                )
         await self._roles.take(replicas, role, cause_id=cause_id)
 
     async def _restart(

@@ -5,6 +5,7 @@ import pytest
 from control_kit import Rig, routing_lever
 
 from trimtab.core.ports import LaunchError
+from trimtab.core.traffic import Preference
 from trimtab.core.types import Role
 from trimtab.runtime.actuation import Actuator
 
@@ -74,3 +75,18 @@ async def test_lever_without_roles_leaves_them_alone() -> None:
     await moves.prepare(routing_lever(), cause_id="P")
     await moves.take_back(routing_lever(), cause_id="T")
     assert keeper.asked == []
+
+
+async def test_replica_that_another_lever_holds_is_given_no_role() -> None:
+    """It would restart out of the revision that lever was adopted with; what to do about it is said."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    moves = actuator(rig, keeper)
+    held = Preference(lever="smaller_prefill_chunk", cuts=(), replicas=("r2",))
+    moves.set_plan(msgspec.structs.replace(moves.plan, preferences=(held,)), cause_id=None)
+    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r2: add a replica"):
+        await moves.prepare(SPLIT, cause_id="P")
+    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r2"):
+        await moves.enable(SPLIT, policy=None, cuts=(), cause_id="E")
+    assert keeper.asked == []
+    await moves.take_back(SPLIT, cause_id="T")
+    assert keeper.asked == [(("r2",), Role.MIXED, "T")]
