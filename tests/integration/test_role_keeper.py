@@ -30,6 +30,17 @@ FOLLOW = RolesConfig(
     samples_min=5,
 )
 
+CANDIDATE = CandidatePlan(
+    lever="ngram",
+    share=0.1,
+    policy=None,
+    replicas=("r1",),
+    comparison=Comparison.SIDE_BY_SIDE,
+    started_at_s=0.0,
+    block_s=1.0,
+    edge_s=0.0,
+)
+
 
 class Steps:
     """A clock that goes on by hand."""
@@ -204,17 +215,7 @@ async def test_failed_requests_teach_nothing(kept: Kept) -> None:
 
 async def test_roles_stay_while_a_lever_is_proven_and_no_time_is_lost_by_it(kept: Kept) -> None:
     """The comparison would change under it; once it is over the change is made at the next tick."""
-    candidate = CandidatePlan(
-        lever="ngram",
-        share=0.1,
-        policy=None,
-        replicas=("r1",),
-        comparison=Comparison.SIDE_BY_SIDE,
-        started_at_s=0.0,
-        block_s=1.0,
-        edge_s=0.0,
-    )
-    kept.plan = TrafficPlan(policy="round_robin", candidate=candidate)
+    kept.plan = TrafficPlan(policy="round_robin", candidate=CANDIDATE)
     kept.serves(10, tpot_ms=45.0)
     kept.keeper.tick()
     assert kept.roles()["r2"] is Role.PREFILL
@@ -231,6 +232,33 @@ async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kep
     kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
     made = kept.keeper.tick()
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
+
+
+async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept: Kept) -> None:
+    """It would change what both arms do; once the proof is over the mark moves at the next tick."""
+    kept.plan = TrafficPlan(policy="round_robin", candidate=CANDIDATE)
+    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    held = kept.keeper.tick().local_factor
+    kept.plan = TrafficPlan(policy="round_robin")
+    moved = kept.keeper.tick().local_factor
+    assert (held, moved, kept.thresholds[-2:]) == (1.0, 2.0, [1.0, 2.0])
+
+
+async def test_fixed_roles_watch_nothing_and_let_the_mark_go(kept: Kept) -> None:
+    """Nobody would forget what was watched; what following raised ends with it, and begins anew with the next."""
+    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    kept.keeper.tick()
+    raised = kept.thresholds[-1]
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, mode=RolesMode.FIXED))
+    let_go = kept.thresholds[-1]
+    kept.serves(10)
+    kept.keeper.use_config(FOLLOW)
+    kept.keeper.tick()
+    event_seen = kept.decided[-1].seen
+    assert (raised, let_go, kept.thresholds[-1]) == (2.0, 1.0, 1.0)
+    kept.serves(3)
+    made = kept.keeper._watch.seen(kept.clock.now_s, kept.keeper._sides())
+    assert (made.samples, event_seen and event_seen.samples) == (3, 0)
 
 
 async def test_change_that_does_not_drain_is_told_and_the_replica_serves_on(kept: Kept) -> None:

@@ -3,7 +3,8 @@
 Seen are requests when they end: TTFT, TPOT, whether the prompt was long and where it was computed. What KV is in use
 is told by slots: an embedded replica's slots are its KV, and it never preempts. A change drains the replica, waits for
 its hand-overs, then flips its role by routing; it restarts only where its role has a revision of its own.
-While a lever is being proven, or holds replicas, roles stay: the comparison would change under it.
+While a lever is being proven, or holds replicas, roles and the mark from which prompts travel stay: the comparison
+would change under it.
 """
 
 import asyncio
@@ -75,14 +76,16 @@ class RoleKeeper:
         self._changing: asyncio.Task[None] | None = None
 
     def use_config(self, config: RolesConfig) -> None:
-        """Decide by another configuration from the next tick on; what was watched starts anew if its window did."""
+        """Decide by another configuration from the next tick on; what was watched starts anew if its window did.
+
+        Where roles follow the traffic no more, what following did to the mark from which prompts travel ends.
+        """
         before, self.config = self.config, config
-        if (before.window_s, before.ttft_ms, before.tpot_ms) != (
-            config.window_s,
-            config.ttft_ms,
-            config.tpot_ms,
-        ):
+        if _watched(before) != _watched(config):
             self._watch, self._since_s = self._new_watch(), None
+        if before.mode is RolesMode.FOLLOW and config.mode is not RolesMode.FOLLOW:
+            self._state = RolesState()
+            self._parts.threshold(self._state.local_factor)
 
     def _new_watch(self) -> RoleWatch:
         targets = RoleTargets(ttft_ms=self.config.ttft_ms, tpot_ms=self.config.tpot_ms)
@@ -96,8 +99,8 @@ class RoleKeeper:
         return self._parts.baseline.replace(chunk_tokens=chunk_tokens)
 
     def on_record(self, record: RequestRecord) -> None:
-        """Take in a request that ended; one that failed teaches nothing."""
-        if not record.ok:
+        """Take in a request that ended; one that failed teaches nothing, nor does any while roles are fixed."""
+        if not record.ok or self.config.mode is not RolesMode.FOLLOW:
             return
         now_s = self._parts.clock.mono_s()
         if record.ttft_ms is not None:
@@ -131,10 +134,15 @@ class RoleKeeper:
             self._since_s = now_s
         sides = self._sides()
         seen = self._watch.seen(now_s, sides, since_s=self._since_s)
-        before = self._state
+        before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
+        if held:
+            factor = before.local_factor
+            self._state = msgspec.structs.replace(
+                self._state, local_factor=factor, factored_at_s=before.factored_at_s
+            )
+            made = msgspec.structs.replace(made, local_factor=factor)
         self._parts.threshold(made.local_factor)
-        held = holder_of(self._parts.plan())
         if made.action is not RoleAction.HOLD and held:
             # Nothing moved, so nothing cools down.
             self._state = before
@@ -221,3 +229,8 @@ class RoleKeeper:
         await self._change(replica, role, cause)
         roles = {info.id: info.role for info in fleet.infos()}
         return RoleChanged(replica=replica, role=roles[replica], event_id=cause, roles=roles)
+
+
+def _watched(config: RolesConfig) -> tuple[object, ...]:
+    """Return what a watch hangs on: with another of these it starts anew."""
+    return config.mode, config.window_s, config.ttft_ms, config.tpot_ms
