@@ -147,7 +147,7 @@ def _check_headers(record: LeverRecord) -> None:
             missing = header_names(() if spec.cut is None else (spec.cut,)) - told
             if missing:
                 raise LeverRecordError(
-                    f"$.{key}[{at}].cut: no request is told by {missing.pop()!r}; "
+                    f"$.{key}[{at}].cut: no request is told by {min(missing)!r}; "
                     "name that header in $.slice or $.without as well"
                 )
 

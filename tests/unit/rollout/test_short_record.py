@@ -271,6 +271,7 @@ def test_header_of_a_gate_or_a_trigger_is_kept_hashed() -> None:
 [[triggers]]
 signal = "invalid_output_rate"
 off_at = 0.1
+off_when_above = true
 action = "disable_cut"
 because = "errors of one team"
 {cut}
