@@ -36,7 +36,10 @@ class LineLog:
             self.lost += 1
 
     def reopen(self) -> None:
-        """Write to a new file of the same name from the next line on: the old one was moved away."""
+        """Write to a new file of the same name from the next line on: the old one was moved away.
+
+        Where that cannot be opened, lines are lost and the next one tries again.
+        """
         self._reopen.set()
 
     def close(self) -> None:
@@ -62,9 +65,11 @@ class LineLog:
     def _write(self, batch: list[bytes]) -> None:
         try:
             if self._reopen.is_set():
+                # The new one first: what is closed may be another's file by the next line.
+                fresh = _opened(self._place, self._key)
                 self._reopen.clear()
                 self._let_go()
-                self._file = _opened(self._place, self._key)
+                self._file = fresh
             data = memoryview(b"".join(batch))
             while data:
                 data = data[os.write(self._file, data) :]
