@@ -69,8 +69,8 @@ def answers(
     """Answer every gate that the lever asks in this state, and look for harm in all other cuts.
 
     Fail if anything failed; else error, then hold, if a required gate says so; else pass. A gain asked of a cut
-    and not required never fails the lever: it decides whether the cut is kept. A state in which nothing
-    required is asked is an error.
+    and not required never fails the lever: it decides whether the cut is kept; where none of them is shown, the lever
+    is held at its last share. A state in which nothing required is asked is an error.
     """
     results: list[GateResult] = []
     for spec in record.gates:
@@ -86,7 +86,21 @@ def answers(
         results = [_with_cold(one, cold) for one in results]
     results += closing.evidence.cuts.results(stops.cut)
     results += closing.validity.vetoes(stops.gate)
-    return tuple(results), overall(results, record)
+    verdict = overall(results, record)
+    if (
+        verdict is Verdict.PASS
+        and state is RolloutState.PROVING
+        and _gains_nowhere(record, results)
+    ):
+        verdict = Verdict.HOLD
+    return tuple(results), verdict
+
+
+def _gains_nowhere(record: LeverRecord, results: Sequence[GateResult]) -> bool:
+    """Whether a lever that asks its gain cut by cut has shown none: it would be kept for nothing."""
+    asked = [one for one in results if one.question is Question.GAIN]
+    by_cut = any(spec.cut is not None and spec.question is Question.GAIN for spec in record.gates)
+    return by_cut and all(one.verdict is not Verdict.PASS for one in asked)
 
 
 def overall(results: Sequence[GateResult], record: LeverRecord | None = None) -> Verdict:
@@ -117,7 +131,7 @@ def kept_cuts(
     """Return the cuts for which the lever is kept, and those refused with the reason.
 
     Of the cuts that a gain was asked of, those in which it was shown and no gate failed. A lever that asks its
-    gain of all traffic only is kept for its whole slice: () is all cuts of the record.
+    gain of all traffic only, or that a person adopts with no gain shown, is kept for its whole slice.
     """
     gains = {
         str(spec.cut): spec
@@ -132,7 +146,7 @@ def kept_cuts(
             kept.append(spec.cut)
         elif reason is not None:
             refused[name] = reason
-    return (tuple(kept) if gains else record.cuts), refused
+    return tuple(kept) or record.cuts, refused
 
 
 def _answer(spec: GateSpec, closing: Closing, extras: ArmExtras, stops: StopBounds) -> GateResult:

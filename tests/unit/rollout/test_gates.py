@@ -358,6 +358,23 @@ def test_lever_is_kept_only_for_the_cuts_in_which_it_gained() -> None:
     assert refused == {"label=chat": "chat: a gain of at least 10% is not shown yet"}
 
 
+def test_lever_that_gained_in_no_cut_is_not_adopted_for_all_traffic() -> None:
+    """Each cut was optional, but with none of them shown nothing is left to keep the lever for."""
+    record = lever(
+        gate(Metric.TPOT_MS, name="coding", cut=CODING, required=False),
+        gate(Metric.TPOT_MS, name="chat", cut=CHAT, required=False),
+        gate(Metric.TPOT_MS, Question.VETO, name="harm"),
+        technique=Technique.SPECULATION,
+    )
+    record = msgspec.structs.replace(record, cuts=(CODING, CHAT))
+    results, verdict = evaluate(record, PROVING, mixed(1.0, 1.0), EXTRAS)
+    assert verdict is Verdict.HOLD
+    kept, refused = kept_cuts(record, results)
+    assert kept == record.cuts
+    assert list(refused) == ["label=coding", "label=chat"]
+    assert evaluate(record, PROVING, mixed(1.0, 0.6), EXTRAS)[1] is Verdict.PASS
+
+
 def test_harm_in_an_undeclared_cut_vetoes_what_the_average_hides() -> None:
     """C3: all traffic gains, one slice is ruined; nobody declared it, and still it stops the lever."""
     record = lever(gate(Metric.TPOT_MS, margin=0.05))
