@@ -5,6 +5,8 @@ In mode act the proof begins by itself as soon as no other lever is being proven
 
 from collections.abc import Callable
 
+import msgspec
+
 from trimtab.core.events import VerificationDue
 from trimtab.core.lever import LeverRecord
 from trimtab.core.ports import LedgerSink
@@ -75,8 +77,10 @@ class Verifier:
         if lever is None or not lever.is_on:
             known = ", ".join(n for n, each in triggers.adopted.items() if each.is_on)
             raise ControlError(f"{name!r} is not on; levers that are: {known or 'none'}")
+        # What was taken off the lever stays off while it is proven again.
+        without = tuple(dict.fromkeys((*lever.without, *sorted(lever.cuts_off, key=str))))
         self._controller.verify(
-            lever.record,
+            msgspec.structs.replace(lever.record, without=without),
             routing_policy_of(lever.record),
             baseline_policy=self._baseline_policy,
             cause_id=self.due.get(name, lever.cause_id),

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from control_kit import EDITS, Deciding, routing_lever, speculation_lever, traffic
+from control_kit import EDITS, QUESTIONS, Deciding, routing_lever, speculation_lever, traffic
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved, VerificationDue
@@ -174,3 +174,20 @@ async def test_lever_that_is_on_its_way_is_verified_once_it_has_arrived() -> Non
     lever.is_moving = False
     rig.verifier.tick()
     assert rig.controller.proof is not None
+
+
+async def test_cut_that_was_taken_off_stays_off_while_its_lever_is_verified_again() -> None:
+    """Neither the slice nor the lever that passed gets it back."""
+    rig = Wired()
+    both = speculation_lever((EDITS, QUESTIONS))
+    await rig.adopt(both)
+    await rig.adopt(PRECISION)
+    rig.triggers.take_off_cut(both.name, QUESTIONS, "a person asked")
+    rig.verifier.tick()
+    candidate = rig.actuator.plan.candidate
+    assert candidate is not None
+    assert QUESTIONS in candidate.without
+    assert await rig.ended(GAIN) is RolloutState.ADOPTED
+    (preference,) = rig.actuator.plan.preferences
+    assert QUESTIONS in preference.without
+    assert rig.triggers.adopted[both.name].without == (QUESTIONS,)
