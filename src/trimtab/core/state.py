@@ -349,7 +349,10 @@ def _apply_lever(
             kept = (*status.scores, event.scores)[-SCORES_MAX:]
             return msgspec.structs.replace(status, scores=kept)
         case CutsKept():
-            return msgspec.structs.replace(status, kept=event.kept, refused=event.refused)
+            # What was refused stays so, whichever cut left last, until a proof keeps it.
+            refused = {**status.refused, **event.refused}
+            still = {cut: why for cut, why in refused.items() if cut not in event.kept}
+            return msgspec.structs.replace(status, kept=event.kept, refused=still)
         case TriggerMoved():
             triggers = {**status.triggers, event.trigger.name: _moved(status, at_s, event)}
             return msgspec.structs.replace(status, triggers=triggers)

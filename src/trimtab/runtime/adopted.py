@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
+from trimtab.core.events import CutsKept
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.rollout.aftermath import (
@@ -16,10 +17,15 @@ from trimtab.rollout.aftermath import (
     before_action,
     harm_of,
 )
+from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.triggers import Action, TriggerWatch, undone
+from trimtab.runtime.proof import ControlError
 
 PERSON = "a person"
 """What holds a lever off that somebody switched off: no trigger lets it come back."""
+
+ASKED = "a person asked"
+"""How the reason of everything begins that a person does to a lever."""
 
 
 class Acted(msgspec.Struct, kw_only=True):
@@ -57,8 +63,26 @@ class Adopted(msgspec.Struct, kw_only=True):
 
     @property
     def cuts_on(self) -> tuple[Cut, ...]:
-        """The cuts that no trigger took out."""
-        return tuple(cut for cut in self.cuts if cut not in self.cuts_off)
+        """The cuts that no trigger and nobody took out."""
+        out = self.cuts_off | set(self.without)
+        return tuple(cut for cut in self.cuts if cut not in out)
+
+    def take_off(self, cut: Cut, reason: str) -> CutsKept:
+        """Keep a cut off for good, whatever triggers say of it, and return what is recorded of that.
+
+        Raises `ControlError` where the lever cannot be kept off it alone.
+        """
+        name = self.record.name
+        if self.cuts and (cut not in self.cuts or cut in self.without):
+            on = ", ".join(str(each) for each in self.cuts_on) or "no cut any more"
+            raise ControlError(f"{name} is not on for {cut} by itself; it is on for {on}")
+        if cut.dimension not in KNOWN_BEFORE_SERVING:
+            raise ControlError(
+                f"{cut} is known only when a request has been served: nothing can be kept off by it"
+            )
+        self.without = tuple(dict.fromkeys((*self.without, cut)))
+        left = tuple(str(each) for each in self.cuts_on) or (() if self.cuts else (ALL_TRAFFIC,))
+        return CutsKept(lever=name, kept=left, refused={str(cut): reason})
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from trimtab.rollout.quality import revision_of
 from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import complete, parse_cut, parse_record
 from trimtab.runtime.actuation import DRAIN_TIMEOUT_S
+from trimtab.runtime.adopted import ASKED
 from trimtab.runtime.control import Control
 from trimtab.runtime.fleet_known import known_of
 from trimtab.runtime.ledger_reader import SqliteReader
@@ -319,7 +320,7 @@ class Operator:
 
 def _reason(asked: Asked) -> str:
     said = " ".join(asked.reason.split())[:REASON_CHARS_MAX]
-    return f"a person asked: {said}" if said else "a person asked, without a reason"
+    return f"{ASKED}: {said}" if said else f"{ASKED}, without a reason"
 
 
 def _forecast(record: LeverRecord, recent: Sequence[RequestRecord]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import RolloutMoved
-from trimtab.core.lever import LeverRecord
+from trimtab.core.lever import LeverRecord, TriggerAction
 from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Model, Revision
 from trimtab.core.state import LeverStatus, State
@@ -21,7 +21,7 @@ from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.machine import RUNNING
 from trimtab.rollout.plans import own_replicas
 from trimtab.rollout.short_record import parse_cut
-from trimtab.runtime.trigger_watch import PERSON
+from trimtab.runtime.adopted import ASKED, PERSON
 
 STOPPED_WITH_FLEET = "fleet stopped"
 """Why a replica that was there at a run's end is stopped; one that left before says another reason."""
@@ -203,14 +203,24 @@ def _disabled(state: State) -> tuple[Off, ...]:
     return tuple(
         Off(
             record=lever.record,
-            by=frozenset(n for n, trigger in lever.triggers.items() if trigger.fired)
-            or frozenset({PERSON}),
+            by=_held_by(lever),
             cuts=tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC),
             without=(*lever.record.without, *(parse_cut(text) for text in lever.refused)),
         )
         for lever in state.levers.values()
         if lever.state is RolloutState.DISABLED and lever.record is not None
     )
+
+
+def _held_by(lever: LeverStatus) -> frozenset[str]:
+    """A person holds it off who said so last, also where a trigger fired while it was off."""
+    fired = frozenset(
+        name
+        for name, trigger in lever.triggers.items()
+        if trigger.fired and trigger.spec.action is TriggerAction.DISABLE
+    )
+    by_person = not fired or lever.reason.startswith(ASKED)
+    return fired | {PERSON} if by_person else fired
 
 
 def _preferences(

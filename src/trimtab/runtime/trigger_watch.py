@@ -11,9 +11,9 @@ from typing import assert_never
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
+from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
-from trimtab.core.events import CutsKept, RolloutMoved, TriggerMoved
+from trimtab.core.events import RolloutMoved, TriggerMoved
 from trimtab.core.evidence import Window
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
@@ -21,7 +21,6 @@ from trimtab.core.quality_scores import Scores
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.rollout.aftermath import UNDO_REST_S
-from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.plans import left_out
 from trimtab.rollout.signals import Watched, signals, tpot_by_batch
 from trimtab.rollout.triggers import Action, TriggerWatch, watch
@@ -37,7 +36,6 @@ from trimtab.runtime.adopted import (
     own_cut,
     rested,
 )
-from trimtab.runtime.proof import ControlError
 
 WINDOW_S = 10.0
 """Signals are computed over the last ten seconds."""
@@ -192,9 +190,14 @@ class TriggerShell:
         """
         lever = self.adopted[name]
         was_off = lever.is_off
+        by_person = PERSON in lever.off_by
         lever.off_by = set() if on else {*lever.off_by, PERSON}
         if on:
             lever.watches = [TriggerWatch(spec=spec) for spec in lever.record.triggers]
+        off = RolloutState.DISABLED
+        if was_off and not on and not by_person:
+            # Off already, but from now on no trigger lets it come back: a restart reads that here.
+            self._record_move(lever, off, off, reason, cause_id=lever.cause_id)
         if was_off is not on:
             return
         moves = (RolloutState.ADOPTED, RolloutState.DISABLED)
@@ -205,18 +208,11 @@ class TriggerShell:
     def take_off_cut(self, name: str, cut: Cut, reason: str) -> None:
         """Leave an adopted lever all but one cut; raises `KeyError`, and `ControlError` where that cannot be."""
         lever = self.adopted[name]
-        if lever.cuts and cut not in lever.cuts_on:
-            on = ", ".join(str(each) for each in lever.cuts_on) or "no cut any more"
-            raise ControlError(f"{name} is not on for {cut} by itself; it is on for {on}")
-        if cut.dimension not in KNOWN_BEFORE_SERVING:
-            raise ControlError(
-                f"{cut} is known only when a request has been served: nothing can be kept off by it"
-            )
-        lever.cuts_off = lever.cuts_off | {cut}
-        left = tuple(str(each) for each in lever.cuts_on) or (() if lever.cuts else (ALL_TRAFFIC,))
-        kept = CutsKept(lever=name, kept=left, refused={str(cut): reason})
+        kept = lever.take_off(cut, reason)
         cause = self._sink.append(kept, cause_id=lever.cause_id, durable=True)
-        self._narrow(lever, cause)
+        # One that is off has nothing in the plan, and one on its way back is narrowed as it arrives.
+        if lever.is_on:
+            self._narrow(lever, cause)
 
     def _record_move(
         self,
@@ -238,7 +234,8 @@ class TriggerShell:
             reason=reason,
         )
         cause = self._sink.append(moved, cause_id=cause_id, durable=True)
-        self._on_changed(lever.record, after, cause)
+        if before is not after:
+            self._on_changed(lever.record, after, cause)
         return cause
 
     async def _actuate(self, lever: Adopted, to: RolloutState, cause: str) -> None:
@@ -261,14 +258,15 @@ class TriggerShell:
             lever.is_moving = False
 
     async def _enable(self, lever: Adopted, cause: str) -> None:
+        without = lever.without
         await self._actuator.enable(
             lever.record,
             policy=lever.policy,
             cuts=lever.cuts,
-            without=lever.without,
+            without=without,
             cause_id=cause,
         )
-        if lever.cuts_off:
+        if lever.cuts_off or lever.without != without:
             self._narrow(lever, cause)
 
     async def settle(self) -> None:

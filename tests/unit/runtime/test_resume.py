@@ -17,7 +17,7 @@ from trimtab.core.events import (
     TrafficPlanned,
     TriggerMoved,
 )
-from trimtab.core.lever import LeverRecord
+from trimtab.core.lever import LeverRecord, TriggerAction
 from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.revision import Model
 from trimtab.core.state import EMPTY, State, rebuild
@@ -146,6 +146,22 @@ def test_disabled_lever_stays_off_and_is_watched_by_what_holds_it_off() -> None:
     assert by_person.disabled == (Off(record=SPECULATION, by=frozenset({PERSON}), cuts=(EDITS,)),)
     assert [each.by for each in by_trigger.disabled] == [frozenset({trigger.name})]
     assert (by_person.plan, by_person.revisions) == (TrafficPlan(policy="round_robin"), PLAIN)
+    moved, cut_only = (
+        RolloutMoved(
+            lever=SPECULATION.name,
+            before=RolloutState.ADOPTED,
+            after=RolloutState.DISABLED,
+            share=0.0,
+            reason="a person asked: night",
+        ),
+        msgspec.structs.replace(
+            fired, trigger=msgspec.structs.replace(trigger, action=TriggerAction.DISABLE_CUT)
+        ),
+    )
+    both = resumed(after(*at(SPECULATION, RolloutState.ADOPTED), kept, moved, fired))
+    assert [each.by for each in both.disabled] == [frozenset({trigger.name, PERSON})]
+    of_a_cut = resumed(after(*at(SPECULATION, RolloutState.DISABLED), kept, cut_only))
+    assert [each.by for each in of_a_cut.disabled] == [frozenset({PERSON})]
 
 
 def test_frozen_promotions_stay_frozen() -> None:
@@ -354,3 +370,15 @@ def test_precision_lever_comes_back_with_its_own_artifact(
     assert (found.moves == ()) is is_there
     theirs = record.revision if is_there else REVISION
     assert found.revisions["r1"] == theirs
+
+
+def test_cut_refused_before_stays_refused_when_another_leaves() -> None:
+    """Each event says what left then; a proof that keeps a cut again takes it from those refused."""
+    name = SPECULATION.name
+    first = CutsKept(lever=name, kept=("label=c",), refused={"label=a": "no gain"})
+    second = CutsKept(lever=name, kept=("label=c",), refused={"label=b": "a person asked"})
+    again = CutsKept(lever=name, kept=("label=a", "label=c"), refused={})
+    adopted = at(SPECULATION, RolloutState.ADOPTED)
+    refused = after(*adopted, first, second).levers[name].refused
+    assert refused == {"label=a": "no gain", "label=b": "a person asked"}
+    assert list(after(*adopted, first, second, again).levers[name].refused) == ["label=b"]

@@ -415,6 +415,44 @@ async def test_person_takes_one_cut_out() -> None:
         rig.shell.take_off_cut(rig.lever.name, EDITS, "a person asked")
 
 
+async def test_cut_that_a_person_took_out_does_not_come_back_with_its_trigger() -> None:
+    """The trigger fires and lets go of the same cut; only the person's word counts."""
+    rig = Watched()
+    await rig.adopt(EDITS_COVERAGE, cuts=(EDITS, QUESTIONS))
+    await rig.seconds(2, coverage=0.0)
+    rig.shell.take_off_cut(rig.lever.name, EDITS, "a person asked")
+    await rig.seconds(4, coverage=1.0)
+    assert [each.fired for each in rig.told] == [True, False]
+    assert [each.cuts for each in rig.actuator.plan.preferences] == [(QUESTIONS,)]
+
+
+async def test_cut_taken_out_of_a_lever_that_is_off_leaves_the_plan_alone() -> None:
+    """Nothing of it is served; once it is on again the cut is not among what it gets."""
+    rig = Watched()
+    await rig.adopt(BATCH, cuts=(EDITS, QUESTIONS))
+    await rig.shell.switch(rig.lever.name, on=False, reason="a person asked: night")
+    rig.shell.take_off_cut(rig.lever.name, EDITS, "a person asked")
+    assert rig.actuator.plan == BASELINE_PLAN
+    await rig.shell.switch(rig.lever.name, on=True, reason="a person asked: day")
+    (preference,) = rig.actuator.plan.preferences
+    assert EDITS in preference.without
+
+
+async def test_person_who_holds_off_what_a_trigger_took_off_is_recorded() -> None:
+    """The lever does not move, but from then on its trigger lets it come back no more, after a restart either."""
+    rig = Watched()
+    await rig.adopt(BATCH)
+    await rig.seconds(2, batch=HIGH)
+    for _ in range(2):
+        await rig.shell.switch(rig.lever.name, on=False, reason="a person asked: night")
+    assert rig.moves() == [RolloutState.DISABLED, RolloutState.DISABLED]
+    (*_, last) = rig.events("rollout_moved")
+    assert isinstance(last, RolloutMoved)
+    assert (last.before, last.reason) == (RolloutState.DISABLED, "a person asked: night")
+    await rig.seconds(4, batch=LOW)
+    assert rig.moves() == [RolloutState.DISABLED, RolloutState.DISABLED]
+
+
 async def test_lever_found_disabled_is_watched_by_what_holds_it_off() -> None:
     """After a restart it comes back when its trigger lets go, and not before."""
     rig = Watched()
