@@ -142,14 +142,15 @@ def complete(
 def _check_headers(record: LeverRecord) -> None:
     """Requests are told by a header only where the slice, or what is left out of it, names it."""
     told = header_names((*record.cuts, *record.without))
-    for key, specs in (("gates", record.gates), ("triggers", record.triggers)):
-        for at, spec in enumerate(specs):
-            missing = header_names(() if spec.cut is None else (spec.cut,)) - told
-            if missing:
-                raise LeverRecordError(
-                    f"$.{key}[{at}].cut: no request is told by {min(missing)!r}; "
-                    "name that header in $.slice or $.without as well"
-                )
+    asked = [(f"$.gates[{at}].cut", gate.cut) for at, gate in enumerate(record.gates)]
+    asked += [(f"$.triggers[{at}].cut", each.cut) for at, each in enumerate(record.triggers)]
+    for path, cut in asked:
+        missing = header_names(() if cut is None else (cut,)) - told
+        if missing:
+            raise LeverRecordError(
+                f"{path}: no request is told by {min(missing)!r}; "
+                "name that header in $.slice or $.without as well"
+            )
 
 
 def seconds(text: str, path: str) -> float:
