@@ -12,7 +12,6 @@ import msgspec
 
 from trimtab.core.cuts import Cut
 from trimtab.core.events import CutsKept, Frozen, LeverProposed, RolloutMoved
-from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
@@ -252,7 +251,10 @@ class Controller:
             return
         if proof.rollout.state is RolloutState.PAUSED:
             # Nothing can be seen of it, but one that nobody resumes ends in time.
-            await self._follow(proof, Look(verdict=Verdict.HOLD), now_s)
+            look = Look(verdict=Verdict.HOLD)
+            await self._follow(
+                proof, advance(proof.record, proof.rollout, look, now_s), look.verdict
+            )
             return
         candidate = self._actuator.plan.candidate
         if candidate is None:
@@ -261,10 +263,12 @@ class Controller:
         results, verdict = proof.judge.look(proof.rollout, candidate, extras, now_s)
         results, verdict = proof.judged(candidate, results, verdict)
         proof.looks += 1
-        self._record_look(proof, results, verdict)
-        self._take_out(proof, proof.harmed(results))
         look = Look(verdict=verdict, results=results, frozen=self.is_frozen)
-        await self._follow(proof, look, now_s)
+        harmed = proof.harmed(results)
+        after = advance(proof.record, proof.rollout, look, now_s)
+        self._record_look(proof, look, decides=bool(harmed) or proof.moves(after))
+        self._take_out(proof, harmed)
+        await self._follow(proof, after, verdict)
 
     def _take_out(self, proof: Proof, harmed: dict[Cut, str]) -> None:
         """Keep cuts in which harm was shown off the lever from the next request on; the rest of the slice goes on."""
@@ -281,19 +285,18 @@ class Controller:
         for one in self._records:
             proof.judge.take(one)
 
-    async def _follow(self, proof: Proof, look: Look, now_s: float) -> None:
-        after = advance(proof.record, proof.rollout, look, now_s)
-        if after.state is not proof.rollout.state or after.share != proof.rollout.share:
-            await self._carry_out(proof, after, look.verdict)
+    async def _follow(self, proof: Proof, after: Rollout, verdict: Verdict) -> None:
+        if proof.moves(after):
+            await self._carry_out(proof, after, verdict)
         else:
             proof.rollout = after
 
-    def _record_look(self, proof: Proof, results: tuple[GateResult, ...], verdict: Verdict) -> None:
-        if results == proof.results:
-            return
-        proof.results = results
-        event = proof.looked(verdict)
-        proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id)
+    def _record_look(self, proof: Proof, look: Look, *, decides: bool) -> None:
+        """Write what a look found where it is news: the counts alone change at every look."""
+        proof.results = look.results
+        if decides or proof.is_news():
+            event = proof.looked(look.verdict)
+            proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id)
 
     async def _carry_out(self, proof: Proof, after: Rollout, verdict: Verdict | None) -> None:
         before = proof.rollout

@@ -19,6 +19,9 @@ from trimtab.rollout.machine import Rollout
 
 FROZEN = "promotions are frozen: unfreeze, or make the ledger writable again"
 
+LOOKS_UNTOLD_MAX = 60
+"""Looks after which one is written though no verdict changed: one a minute, for its counts and bounds."""
+
 ENDED = frozenset(
     {RolloutState.ADOPTED, RolloutState.ROLLED_BACK, RolloutState.DISABLED, RolloutState.EXPIRED}
 )
@@ -27,7 +30,8 @@ ENDED = frozenset(
 class Proof(msgspec.Struct, kw_only=True):
     """The lever that is being proven, as the shell follows it. `verifies`: it was adopted before.
 
-    `out`: cuts that left its slice because harm was shown in them, with the reason.
+    `out`: cuts that left its slice because harm was shown in them, with the reason. `told`: gate, cut and verdict of
+    the last look that was written, which was look `told_at`.
     """
 
     judge: Judge
@@ -42,6 +46,8 @@ class Proof(msgspec.Struct, kw_only=True):
     verifies: bool = False
     out: dict[Cut, str] = {}
     exposed: Exposed = msgspec.field(default_factory=Exposed)
+    told: tuple[tuple[str, str, Verdict], ...] = ()
+    told_at: int = 0
 
     def saw(self, record: RequestRecord, candidate: CandidatePlan | None) -> None:
         """Take in a finished request, and count whom the slice was shown to."""
@@ -59,8 +65,17 @@ class Proof(msgspec.Struct, kw_only=True):
             return results, verdict
         return (*results, ratio), Verdict.FAIL if verdict is Verdict.FAIL else Verdict.ERROR
 
+    def moves(self, after: Rollout) -> bool:
+        """Whether a look changes where the rollout is."""
+        return after.state is not self.rollout.state or after.share != self.rollout.share
+
+    def is_news(self) -> bool:
+        """Whether the latest look says what the last one written did not: a verdict, or counts after a minute."""
+        return _verdicts(self.results) != self.told or self.looks >= self.told_at + LOOKS_UNTOLD_MAX
+
     def looked(self, verdict: Verdict) -> GatesEvaluated:
-        """Return what is recorded of the latest look."""
+        """Return what is recorded of the latest look, which counts as told."""
+        self.told, self.told_at = _verdicts(self.results), self.looks
         return GatesEvaluated(
             lever=self.record.name,
             state=self.rollout.state,
@@ -92,6 +107,10 @@ def moved_to(
         verdict=verdict,
         reason=reason,
     )
+
+
+def _verdicts(results: tuple[GateResult, ...]) -> tuple[tuple[str, str, Verdict], ...]:
+    return tuple((one.gate, one.cut, one.verdict) for one in results)
 
 
 class ControlError(RuntimeError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ArmExtras
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
 from trimtab.runtime.controller import RECORDS_MAX, Controller
-from trimtab.runtime.proof import ControlError
+from trimtab.runtime.proof import LOOKS_UNTOLD_MAX, ControlError
 
 ROUTING, SPECULATION = routing_lever(), speculation_lever()
 GAIN, HARM = 0.5, 3.0
@@ -160,6 +161,30 @@ async def test_look_that_says_nothing_new_is_not_recorded_again() -> None:
     assert len(looks) == 1
     assert rig.controller.proof is not None
     assert rig.controller.proof.looks == 3
+
+
+async def test_look_is_written_when_a_verdict_changes_and_else_once_a_minute() -> None:
+    """A rollout of a day with requests every second is no event a second; what decided is always there."""
+    rig = Driven()
+    slow = msgspec.structs.replace(ROUTING.ramp, peak_cycle_s=10_000.0)
+    await rig.start(msgspec.structs.replace(ROUTING, ramp=slow))
+    for _ in range(300):
+        await rig.second(GAIN)
+    looks = [each for each in rig.events("gates_evaluated") if isinstance(each, GatesEvaluated)]
+    said = [[(one.gate, one.cut, one.verdict) for one in each.results] for each in looks]
+    for before, after in itertools.pairwise(range(len(looks))):
+        apart = looks[after].look - looks[before].look
+        assert said[before] != said[after] or apart == LOOKS_UNTOLD_MAX
+    assert len(looks) < 30
+
+
+def test_look_that_decides_is_written_before_it_is_carried_out() -> None:
+    """The move names it as its cause, with the results that it was decided by."""
+    rig, _ = adopted_run()
+    by_id = {envelope.id: envelope.event for envelope in rig.envelopes}
+    moves = [e for e in rig.envelopes if isinstance(e.event, RolloutMoved)]
+    for move in moves[1:]:
+        assert isinstance(by_id[move.cause_id or ""], GatesEvaluated)
 
 
 def test_effects_are_of_required_gates_with_the_prediction_of_the_gain_only() -> None:
