@@ -287,3 +287,16 @@ async def test_decision_keeps_both_predictions_and_is_scored(tmp_path: Path) -> 
     assert corrections.error_mean is not None
     assert PrefillPlace.REMOTE.value == "remote"
     assert PrefillReason.AS_TOLD.value == "as_told"
+
+
+async def test_prefill_server_is_awaited_until_its_kv_was_fetched_and_no_longer(
+    tmp_path: Path,
+) -> None:
+    """With the first token the KV has come: a server that changes its role waits for no answer's end."""
+    async with made(tmp_path) as found:
+        found.decode.pause_s = 0.5
+        asking = asyncio.create_task(found.ask("w"))
+        await until(lambda: found.decode.fetched != [])
+        await until(lambda: found.pair.left_over == NOTHING | {"under way": 1, "requests": 1})
+        assert not asking.done()
+        assert await asking == (200, found.right("w"))

@@ -1,5 +1,6 @@
 """One hand-over under way with what it holds, and what a transfer may tell of it afterwards."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from trimtab.core.decision import ReplicaView
@@ -10,8 +11,10 @@ from trimtab.core.handover import (
     HandOverOutcome,
     Parcel,
     PrefillDecision,
+    shortfall,
 )
 from trimtab.core.ports import KvTransfer
+from trimtab.core.record import RequestRecord
 
 
 class Moved(Protocol):
@@ -66,6 +69,8 @@ class Passage:
         self.waited_ms: float | None = None
         self.parcel: Parcel | None = None
         self.delivery: Delivery | None = None
+        self.has_come: Callable[[], bool] = lambda: False
+        """Whether the answer's first token is there."""
         self.outcome: HandOverOutcome | None = None
         self.cause: HandOverCause | None = None
         self.detail = ""
@@ -74,6 +79,36 @@ class Passage:
         """Note how it ended; the first word counts."""
         if self.outcome is None:
             self.outcome, self.cause, self.detail = outcome, cause, detail
+
+    def judge(self, record: RequestRecord, delivered: int | None) -> None:
+        """Hold what the decode side reused, as it said itself, against what was sent; the first word counts."""
+        delivery, parcel = self.delivery, self.parcel
+        if self.outcome is not None or delivery is None or parcel is None:
+            return
+        if record.client_aborted:
+            self.end(HandOverOutcome.ABANDONED, HandOverCause.CLIENT_LEFT)
+            return
+        missing = shortfall(
+            sent=delivery.tokens, prompt_tokens=parcel.prompt_tokens, delivered=delivered
+        )
+        if missing is None:
+            cause = HandOverCause.SHORTFALL if record.ok else HandOverCause.DECODE_LOST
+            self.end(HandOverOutcome.FAILED, cause, "the decode side did not say what it reused")
+        elif missing:
+            words = f"{delivered} of {delivery.tokens} tokens were reused"
+            self.end(HandOverOutcome.FAILED, HandOverCause.SHORTFALL, words)
+        else:
+            self.end(HandOverOutcome.DELIVERED, None)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the decode side may still have to fetch the KV from where the prompt was computed.
+
+        What was moved before the request lies on the decode side already; what an engine fetches by itself is there
+        with the first token.
+        """
+        delivery = self.delivery
+        return delivery is not None and delivery.transfer_ms is None and not self.has_come()
 
     @property
     def transfer_ms(self) -> float | None:

@@ -31,7 +31,6 @@ from trimtab.core.handover import (
     PrefillPlace,
     PrefillReason,
     PrefillScore,
-    shortfall,
 )
 from trimtab.core.ports import Clock, KvTransfer, LedgerSink, Prefill
 from trimtab.core.record import RequestRecord
@@ -116,7 +115,7 @@ class HandOvers:
 
     def awaiting(self, replica: str) -> int:
         """Return how many prompts a replica keeps for decode sides that are to fetch them, beyond its requests."""
-        return sum(one.source.id == replica and one.delivery is not None for one in self._under_way)
+        return sum(one.source.id == replica and one.is_awaited for one in self._under_way)
 
     def raise_threshold(self, factor: float) -> None:
         """Let prompts travel only from `factor` times the configured number of uncached tokens on."""
@@ -209,6 +208,7 @@ class HandOvers:
         assert source is not None
         assert transfer is not None, "decided before"
         passage = Passage(decision, source, routed.replica, transfer, seen.decided_s)
+        passage.has_come = lambda: seen.first_s is not None
         seen.passage = passage
         self._under_way.add(passage)
         try:
@@ -321,7 +321,7 @@ class HandOvers:
     def ended(self, seen: Measurement, record: RequestRecord) -> None:
         """Judge a request that has ended: what was delivered, and how far the prediction was off."""
         if seen.passage is not None:
-            _judge(seen.passage, seen, record)
+            seen.passage.judge(record, seen.report.cached_tokens)
         if seen.prefill is None:
             return
         waited_ms = self._waited_ms(seen, record)
@@ -365,28 +365,6 @@ def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Pr
 
 def _why_left(exchange: Exchange) -> HandOverCause:
     return HandOverCause.CLIENT_LEFT if exchange.is_gone else HandOverCause.STOPPING
-
-
-def _judge(passage: Passage, seen: Measurement, record: RequestRecord) -> None:
-    """Hold what the decode side reused against what was sent."""
-    delivery, parcel = passage.delivery, passage.parcel
-    if passage.outcome is not None or delivery is None or parcel is None:
-        return
-    if record.client_aborted:
-        passage.end(HandOverOutcome.ABANDONED, HandOverCause.CLIENT_LEFT)
-        return
-    delivered = seen.report.cached_tokens
-    missing = shortfall(
-        sent=delivery.tokens, prompt_tokens=parcel.prompt_tokens, delivered=delivered
-    )
-    if missing is None:
-        cause = HandOverCause.SHORTFALL if record.ok else HandOverCause.DECODE_LOST
-        passage.end(HandOverOutcome.FAILED, cause, "the decode side did not say what it reused")
-    elif missing:
-        words = f"{delivered} of {delivery.tokens} tokens were reused"
-        passage.end(HandOverOutcome.FAILED, HandOverCause.SHORTFALL, words)
-    else:
-        passage.end(HandOverOutcome.DELIVERED, None)
 
 
 async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
