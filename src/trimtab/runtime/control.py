@@ -18,6 +18,7 @@ from trimtab.rollout.quality import revision_of
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.controller import TICK_S, Controller
 from trimtab.runtime.equality import EqualityProbe
+from trimtab.runtime.proof import Proof
 from trimtab.runtime.situation import (
     Looked,
     ProcessSample,
@@ -93,6 +94,7 @@ class Control:
         self._equality: EqualityProbe | None = None
         self._probing: asyncio.Task[None] | None = None
         self._peak_bytes: dict[str, int] = {}
+        self._counted_for: Proof | None = None
         self.scores: dict[str, tuple[Scores, ...]] = {}
         """Evaluations by lever, those of earlier runs included."""
         self._samples: deque[ProcessSample] = deque(maxlen=SAMPLES_MAX)
@@ -169,6 +171,8 @@ class Control:
         await probe.run_once(candidate_url, baseline_url)
 
     def _extras(self, record: LeverRecord, replicas: tuple[str, ...]) -> ArmExtras:
+        if self.controller.proof is not self._counted_for:
+            self.begin_proof()
         counts = self._equality.counts if self._equality is not None else None
         theirs = [self._peak_bytes[r] for r in replicas if r in self._peak_bytes]
         others = [peak for r, peak in self._peak_bytes.items() if r not in replicas]
@@ -193,8 +197,12 @@ class Control:
         self.scores[event.lever] = (*before, event.scores)[-SCORES_MAX:]
 
     def begin_proof(self) -> None:
-        """Start counting memory and outputs for another lever."""
+        """Start counting memory and outputs for another proof, a verification included; none is judged by another's."""
+        self._counted_for = self.controller.proof
         self._peak_bytes.clear()
+        self._note_memory()
+        if self._probing is not None:
+            self._probing.cancel()
         if self._equality is not None:
             self._equality.reset()
 

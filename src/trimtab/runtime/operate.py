@@ -159,9 +159,10 @@ class Operator:
             raise ControlError(
                 f"{record.name} restarts a replica; attached servers are not ours to restart"
             )
-        self._control.begin_proof()
         policy = routing_policy_of(record)
         await self._control.controller.start(record, policy, cause_id=event_id)
+        # Not before: a start that is refused must not take from the lever being proven what was counted for it.
+        self._control.begin_proof()
 
     async def _hold(self, asked: Asked) -> Done:
         self._must_be_proven(asked.name)
