@@ -212,10 +212,14 @@ async def test_fetch_that_fails_is_computed_where_it_is_decoded(
     async with made(tmp_path) as found:
         found.decode.fetch_fault = fault
         answers = [await found.ask(f"w{at}x", stream=stream) for at in range(TIMES)]
-        await found.pair.records(TIMES)
+        records = await found.pair.records(TIMES)
         told, left = found.pair.told, found.pair.left_over
     assert answers == [(200, found.right(f"w{at}x")) for at in range(TIMES)]
     assert [(one.outcome, one.cause) for one in told] == [(HandOverOutcome.FAILED, cause)] * TIMES
+    if cause is not HandOverCause.SHORTFALL:
+        # What it then said of its own cache is no word on the KV, and no other server had a part in the answer.
+        assert {one.tokens_delivered for one in told} == {None}
+        assert {one.prefill_replica for one in records} == {None}
     assert left == NOTHING
 
 

@@ -1,7 +1,7 @@
 """One hand-over under way with what it holds, and what a transfer may tell of it afterwards."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from trimtab.core.decision import ReplicaView
 from trimtab.core.handover import (
@@ -15,6 +15,8 @@ from trimtab.core.handover import (
 )
 from trimtab.core.ports import KvTransfer
 from trimtab.core.record import RequestRecord
+
+_NOT_TAKEN: Final = frozenset({HandOverCause.DECODE_REFUSED, HandOverCause.DECODE_LOST})
 
 
 class Moved(Protocol):
@@ -101,6 +103,11 @@ class Passage:
             self.end(HandOverOutcome.DELIVERED, None)
 
     @property
+    def is_delivered(self) -> bool:
+        """Whether KV was delivered, and is not known to have been in vain."""
+        return self.delivery is not None and self.outcome is not HandOverOutcome.FAILED
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the decode side may still have to fetch the KV from where the prompt was computed.
 
@@ -135,7 +142,8 @@ class Passage:
             detail=self.detail,
             prompt_tokens=parcel.prompt_tokens if parcel else None,
             tokens_sent=delivery.tokens if delivery else None,
-            tokens_delivered=delivered if delivery else None,
+            # What the decode side said of a prompt that it computed itself says nothing of the KV.
+            tokens_delivered=delivered if delivery and self.cause not in _NOT_TAKEN else None,
             bytes=delivery.bytes if delivery else parcel.bytes if parcel else None,
             waited_ms=self.waited_ms,
             prefill_ms=parcel.prefill_ms if parcel else None,

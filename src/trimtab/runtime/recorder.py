@@ -255,9 +255,9 @@ class Measurement:
 
     @property
     def _handed(self) -> Passage | None:
-        """The hand-over whose KV reached the decode side, None without one."""
+        """The hand-over whose KV reached the decode side and was not refused there, None without one."""
         passage = self.passage
-        return None if passage is None or passage.delivery is None else passage
+        return passage if passage is not None and passage.is_delivered else None
 
     def _phases(self, ttft_ms: float | None, e2e_ms: float) -> Phases:
         """Cut the time into phases that add up to it where the engine said how long its part took."""
