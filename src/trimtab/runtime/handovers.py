@@ -183,6 +183,7 @@ class HandOvers:
             refused = isinstance(error, UpstreamRefusedError)
             cause = HandOverCause.DECODE_REFUSED if refused else HandOverCause.DECODE_LOST
             passage.end(HandOverOutcome.FAILED, cause, str(error))
+            self._stays(seen.routed)
             raise
         except asyncio.CancelledError:
             passage.end(HandOverOutcome.ABANDONED, _why_left(exchange))
