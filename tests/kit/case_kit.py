@@ -167,7 +167,7 @@ class Case(Deciding):
         scores = read_scores(
             text,
             source="items.jsonl",
-            evaluation="eval",
+            evaluation=f"eval {len(self.extras.scores)}",
             revision=revision_of(self.record),
             floor=floor,
             floor_runs=floor_runs,

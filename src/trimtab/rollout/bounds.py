@@ -4,8 +4,11 @@ Law: a gate fails when harm beyond its margin is shown at its own alpha *and* an
 this module. A lever that changes nothing passes the second with at most that probability, whatever the margins, the
 tails and the number of looks; summed over every gate, cut and share it is at most `ramp.harm_alpha`:
     half for the share at which the lever is proven, half for all shares before it, as evidence begins anew at each
-    of each, half for the declared gates and half for the cuts that nobody declared
+    of each, half for the declared gates, and the two on outputs that have to be JSON, and half for the cuts that nobody
+    declared
 Harm that exists is hardly seen later for it: what is beyond a margin is farther beyond none.
+
+Not of this: a gate on quality stops at its own alpha, spent over its evaluations and cuts (`rollout.quality`).
 
 Failure mode: a rollout that a person resumes, or that is verified again, begins to spend anew.
 """
@@ -14,6 +17,7 @@ import msgspec
 
 from trimtab.core.lever import Comparison, LeverRecord
 from trimtab.rollout.machine import BALANCED_SHARE
+from trimtab.rollout.validity import CONSTRAINTS
 
 CUT_TESTS_MAX = 100
 """Cuts times metrics that are looked at without having been declared; those that come later are not."""
@@ -38,7 +42,7 @@ def stop_bounds(record: LeverRecord, judged_share: float) -> StopBounds:
     before = sum(share < proven for share in record.ramp.shares)
     part = 0.5 if judged_share >= proven else 0.5 / max(1, before)
     half = 0.5 * part * harm_alpha
-    return StopBounds(gate=half / max(1, len(record.gates)), cut=half / CUT_TESTS_MAX)
+    return StopBounds(gate=half / (len(record.gates) + len(CONSTRAINTS)), cut=half / CUT_TESTS_MAX)
 
 
 def all_stop_bounds(record: LeverRecord) -> tuple[StopBounds, StopBounds]:

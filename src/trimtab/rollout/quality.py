@@ -4,7 +4,8 @@ Law: where items pair, only those that one arm alone passed speak: under "no wor
 win, so the number of losses among them is at most a fair coin's (exact McNemar). Where they do not pair, the counts of
 both arms are compared (`core.stats_proportions`). Evaluation k of a lever is judged at alpha / (k (k + 1)), so that all
 evaluations together are wrong with probability at most alpha however often somebody asks again; of m cuts each gets
-its m-th part.
+its m-th part. Scores that come again under one name take the place of the earlier, whose items they repeat; unless
+they are equal they count as one more asked.
     fail  a loss is shown, and it is larger than the baseline differs from itself
     pass  no_harm: a loss beyond the margin is excluded. veto: none is shown, and what is seen is not beyond the margin
     hold  neither: with the number of items that would be needed
@@ -58,7 +59,8 @@ def quality_results(
         return [_held(spec, f"no evaluation of this revision was scored{old}")]
     wanted = ALL_TRAFFIC if spec.cut is None else str(spec.cut)
     by_cut = joined(known)
-    alpha = spec.alpha / (len(known) * (len(known) + 1))
+    asked = len(set(known))
+    alpha = spec.alpha / (asked * (asked + 1))
     if wanted not in by_cut:
         return [_held(spec, f"no scored item lies in {wanted}")]
     others = [] if spec.cut is not None else [cut for cut in by_cut if cut != ALL_TRAFFIC]
@@ -101,9 +103,12 @@ def revision_of(record: LeverRecord) -> str:
 
 
 def joined(scores: Sequence[Scores]) -> dict[str, CutScores]:
-    """Return the items of all evaluations together, by cut; everything under "all"."""
+    """Return the items of all evaluations together, by cut; everything under "all".
+
+    Of one evaluation the latest scores count: its items are the same ones, and none counts twice.
+    """
     found: dict[str, CutScores] = {}
-    for each in scores:
+    for each in {one.evaluation: one for one in scores}.values():
         for one in each.cuts:
             before = found.get(one.cut)
             found[one.cut] = one if before is None else before.plus(one)
