@@ -14,6 +14,7 @@ from nixl_pair import DECODE, NOTHING, PREFILL, NixlPair, text_of
 
 from trimtab.core.handover import HandOverCause, HandOverOutcome, PrefillPlace, PrefillReason
 from trimtab.core.types import ReplicaState
+from trimtab.runtime.nixl import NixlTransfer
 
 WORDS = 300
 TIMES = 20
@@ -35,6 +36,15 @@ class Made:
     async def ask(self, name: str, **fields: Any) -> tuple[int, str]:
         status, answer = await self.pair.post(CHAT, long_body(name, **fields))
         return status, text_of(answer)
+
+    @property
+    def unfetched(self) -> int:
+        """Parcels that the gateway believes to lie on the prefill server."""
+        transfer = self.pair.system.hand_overs._transfer_of(
+            self.pair.system.load.replica(PREFILL)  # type: ignore[arg-type]
+        )
+        assert isinstance(transfer, NixlTransfer)
+        return transfer.unfetched(PREFILL)
 
     def predict(self) -> None:
         """Decide by prediction from now on."""
@@ -214,6 +224,7 @@ async def test_fetch_that_fails_is_computed_where_it_is_decoded(
         answers = [await found.ask(f"w{at}x", stream=stream) for at in range(TIMES)]
         records = await found.pair.records(TIMES)
         told, left = found.pair.told, found.pair.left_over
+        assert found.unfetched == TIMES
     assert answers == [(200, found.right(f"w{at}x")) for at in range(TIMES)]
     assert [(one.outcome, one.cause) for one in told] == [(HandOverOutcome.FAILED, cause)] * TIMES
     if cause is not HandOverCause.SHORTFALL:

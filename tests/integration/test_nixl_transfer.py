@@ -1,5 +1,6 @@
 """The port by which vLLM servers hand KV over: parcels are bounded, leased, and delivered once."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -127,7 +128,7 @@ async def test_full_server_with_unfetched_parcels_gets_no_more() -> None:
 
 
 async def test_what_moved_is_told_since_the_last_look() -> None:
-    """Means of the fetches in between; none, none; and a server that began anew begins anew."""
+    """Means of the fetches in between; where none was since, the last; and a server that began anew begins anew."""
     async with rig() as made:
         target = view(made.decode, "d")
         assert await made.transfer.moved(target) is None
@@ -142,7 +143,7 @@ async def test_what_moved_is_told_since_the_last_look() -> None:
     assert one is not None
     assert anew is not None
     assert (both.transfers, both.bytes, both.descriptors) == (2, 200 * BYTES_PER_TOKEN, 30)
-    assert again is None
+    assert again == both
     assert (one.transfers, one.bytes, anew.bytes) == (
         1,
         pytest.approx(50 * BYTES_PER_TOKEN),
@@ -165,3 +166,30 @@ async def test_server_that_left_is_forgotten() -> None:
         await made.parcel()
         made.transfer.forget("p")
         assert made.transfer.unfetched("p") == 0
+
+
+async def test_parcel_that_was_named_and_not_fetched_counts_until_its_lease_is_over() -> None:
+    """It lies on the prefill server as one that was never named does, and is still not handed out twice."""
+    clock = Clock()
+    async with rig(clock) as made:
+        parcel = await made.parcel()
+        await made.transfer.deliver(parcel, view(made.decode, "d"), deadline_s=0.0)
+        named = made.transfer.unfetched("p")
+        made.transfer.not_fetched(parcel)
+        given_up = made.transfer.unfetched("p")
+        with pytest.raises(HandOverError, match="given up before"):
+            await made.transfer.deliver(parcel, view(made.decode, "d"), deadline_s=0.0)
+        clock.ahead_s = 31.0
+        await made.parcel("another")
+        kept = (len(made.transfer._unfetched), len(made.transfer._given_up))
+    assert (named, given_up, kept) == (0, 1, (1, 0))
+
+
+async def test_overlapping_looks_are_told_the_same() -> None:
+    """The first to read the page takes all that was counted; the second gets the mean of the same fetches."""
+    async with rig() as made:
+        made.decode.fetched = [100, 300]
+        target = view(made.decode, "d")
+        first, second = await asyncio.gather(*(made.transfer.moved(target) for _ in range(2)))
+    assert first is not None
+    assert (first, first.transfers) == (second, 2)

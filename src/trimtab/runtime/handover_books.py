@@ -34,7 +34,7 @@ class HandOverBooks:
     def tell(self, passage: Passage, told: HandOver, cause_id: str) -> None:
         """Write a hand-over down, after asking for its bytes where the engine alone knows them."""
         transfer = passage.transfer
-        if isinstance(transfer, MeasuresLater) and passage.delivery is not None:
+        if isinstance(transfer, MeasuresLater) and told.outcome is HandOverOutcome.DELIVERED:
             task = asyncio.create_task(self._tell_later(passage, transfer, told, cause_id))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -51,6 +51,10 @@ class MeasuresLater(Protocol):
         """Return what moved since the last call, None where nothing is known."""
         ...
 
+    def not_fetched(self, parcel: Parcel) -> None:
+        """Note that a parcel that was delivered was not fetched as far as is known."""
+        ...
+
 
 class Passage:
     """One hand-over under way, with what it holds."""
@@ -101,6 +105,15 @@ class Passage:
             self.end(HandOverOutcome.FAILED, HandOverCause.SHORTFALL, words)
         else:
             self.end(HandOverOutcome.DELIVERED, None)
+
+    def give_up(self) -> None:
+        """Tell a transfer whose engine fetches by itself that it did not, once the request has ended without that."""
+        came = self.outcome is HandOverOutcome.DELIVERED
+        left_late = self.outcome is HandOverOutcome.ABANDONED and self.has_come()
+        if self.parcel is None or self.delivery is None or came or left_late:
+            return
+        if isinstance(self.transfer, MeasuresLater):
+            self.transfer.not_fetched(self.parcel)
 
     @property
     def is_delivered(self) -> bool:

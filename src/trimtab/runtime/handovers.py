@@ -12,6 +12,7 @@ however it ends.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -62,7 +63,6 @@ _REPLICA_FAILED: Final = frozenset(
         HandOverCause.PREFILL_UNREACHABLE,
         HandOverCause.PREFILL_BROKE_OFF,
         HandOverCause.EXPORT_FAILED,
-        HandOverCause.TIMED_OUT,
     }
 )
 
@@ -96,6 +96,7 @@ class HandOvers:
         self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
         self._unlearned = 0
         self._under_way: set[Passage] = set()
+        self._prefilled_s: dict[str, float] = {}
         self.stays_local = False
         """Set while failed hand-overs would fill the prefill side: nothing is sent ahead."""
         self.pool = PrefillPool(
@@ -126,6 +127,7 @@ class HandOvers:
         """Note that a replica left: what was learned of its links goes with it."""
         self.pool.links.forget(replica)
         self._rooms.forget(replica)
+        self._prefilled_s.pop(replica, None)
         self._on_forget(replica)
 
     def use_cost(self, cost: CostModel) -> None:
@@ -278,8 +280,13 @@ class HandOvers:
                 f"the prefill on {source.id}",
             )
             outcome = Outcome.OK
+            self._prefilled_s[source.id] = self._clock.mono_s()
         except HandOverError as error:
-            outcome = Outcome.FAILED if error.cause in _REPLICA_FAILED else Outcome.NEUTRAL
+            # Where others were served meanwhile, time went by with waiting for its own turn.
+            is_stuck = self._prefilled_s.get(source.id, -math.inf) < passage.began_s
+            timed_out = error.cause is HandOverCause.TIMED_OUT
+            failed = is_stuck if timed_out else error.cause in _REPLICA_FAILED
+            outcome = Outcome.FAILED if failed else Outcome.NEUTRAL
             raise
         finally:
             self._guard.saw(source.id, outcome, self._clock.mono_s())
@@ -323,6 +330,7 @@ class HandOvers:
         """Judge a request that has ended: what was delivered, and how far the prediction was off."""
         if seen.passage is not None:
             seen.passage.judge(record, seen.report.cached_tokens)
+            seen.passage.give_up()
         if seen.prefill is None:
             return
         waited_ms = self._waited_ms(seen, record)

@@ -8,7 +8,9 @@ fills up while unfetched parcels lie there gets no more of them.
 What was moved, and how fast, only the decode server knows: it counts on its page of metrics (`moved`).
 """
 
-from typing import Final
+import asyncio
+import hashlib
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -32,6 +34,9 @@ LEASE_SPARE_S: Final = 2.0
 
 SOURCE_FULL_SHARE: Final = 0.9
 """KV use of a prefill server from which unfetched parcels there stop more from coming."""
+
+
+_Key: TypeAlias = tuple[str, bytes]
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +68,29 @@ class NixlTransfer:
         self._upstream = upstream
         self._clock = clock
         self._lease_s = lease_s
-        self._unfetched: dict[tuple[str, str], float] = {}
+        self._unfetched: dict[_Key, float] = {}
+        self._given_up: dict[_Key, float] = {}
         self._totals: dict[str, _Totals] = {}
+        self._means: dict[str, Moved] = {}
+        self._looks: dict[str, asyncio.Lock] = {}
 
     def unfetched(self, source: str) -> int:
         """Return how many parcels a prefill server keeps as far as is known: made, not fetched, lease not over."""
+        self._prune()
+        return sum(at == source for kept in (self._unfetched, self._given_up) for at, _ in kept)
+
+    def not_fetched(self, parcel: Parcel) -> None:
+        """Note that a parcel was named to a decode server which did not fetch it: it lies until its lease ends."""
+        self._prune()
+        if parcel.expires_s > self._clock.mono_s():
+            self._given_up[_key(parcel)] = parcel.expires_s
+
+    def _prune(self) -> None:
+        """Forget parcels whose lease is over, so that no more are kept than were made within one lease."""
         now_s = self._clock.mono_s()
-        over = [key for key, expires_s in self._unfetched.items() if expires_s <= now_s]
-        for key in over:
-            del self._unfetched[key]
-        return sum(at == source for at, _ in self._unfetched)
+        for kept in (self._unfetched, self._given_up):
+            for key in [key for key, expires_s in kept.items() if expires_s <= now_s]:
+                del kept[key]
 
     async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
         """See `KvTransfer`. The answer's one token is thrown away."""
@@ -103,6 +121,7 @@ class NixlTransfer:
             expires_s=ended_s + self._lease_s,
             cached_tokens=kept.cached_tokens,
         )
+        self._prune()
         self._unfetched[_key(parcel)] = parcel.expires_s
         return parcel
 
@@ -118,7 +137,7 @@ class NixlTransfer:
             raise HandOverError(HandOverCause.PREFILL_REFUSED, str(error)) from error
         except UpstreamTimeoutError as error:
             raise HandOverError(
-                HandOverCause.TIMED_OUT, f"{source.id} did not prefill in time"
+                HandOverCause.PREFILL_BROKE_OFF, f"{source.id} did not prefill in time"
             ) from error
         except UpstreamConnectError as error:
             raise HandOverError(
@@ -157,8 +176,13 @@ class NixlTransfer:
     async def moved(self, target: ReplicaView) -> Moved | None:
         """Read what a decode server counted of its fetches since the last call; None where it counted none.
 
-        The first call speaks of the time since its start. It never raises: figures are not worth a request.
+        Of hand-overs that overlap the first to ask may be told of all: the others get the same mean. The first call
+        speaks of the time since the server's start. It never raises: figures are not worth a request.
         """
+        async with self._looks.setdefault(target.id, asyncio.Lock()):
+            return await self._look(target)
+
+    async def _look(self, target: ReplicaView) -> Moved | None:
         try:
             async with self._upstream.send(
                 target.url, METRICS_PAGE.encode(), b"", [], stream=False, method=b"GET"
@@ -173,14 +197,18 @@ class NixlTransfer:
             before = _Totals()
         count = now.count - before.count
         if count < 1:
-            return None
-        return _mean(now, before, count)
+            return self._means.get(target.id)
+        mean = self._means[target.id] = _mean(now, before, count)
+        return mean
 
     def forget(self, replica: str) -> None:
         """Drop what is remembered of a server that left."""
         self._totals.pop(replica, None)
-        for key in [key for key in self._unfetched if key[0] == replica]:
-            del self._unfetched[key]
+        self._means.pop(replica, None)
+        self._looks.pop(replica, None)
+        for kept in (self._unfetched, self._given_up):
+            for key in [key for key in kept if key[0] == replica]:
+                del kept[key]
 
 
 def _mean(now: _Totals, before: _Totals, count: float) -> Moved:
@@ -201,8 +229,9 @@ def _mean(now: _Totals, before: _Totals, count: float) -> Moved:
     )
 
 
-def _key(parcel: Parcel) -> tuple[str, str]:
-    return parcel.source, parcel.handle
+def _key(parcel: Parcel) -> _Key:
+    # A handle names every block of a long prompt; a digest tells parcels apart as well.
+    return parcel.source, hashlib.blake2b(parcel.handle.encode(), digest_size=16).digest()
 
 
 def _totals(sample: ServerSample) -> _Totals:
