@@ -80,6 +80,15 @@ def test_rules_have_the_form_that_prometheus_loads() -> None:
     assert len(names) == len(set(names))
 
 
+def test_alert_on_failed_gates_ends_an_hour_after_its_lever() -> None:
+    """A lever that was taken back goes on showing what its gates said; nobody is told of it for ever."""
+    (fails,) = [one for one in alerts() if one.alert == "TrimtabLeverFails"]
+    _, _, rest = fails.expr.partition(" unless ")
+    assert rest.startswith("ignoring (verdict, state)")
+    assert rest.count('{state=~"rolled_back|expired"}') == 2
+    assert "offset 1h" in rest
+
+
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     """Prometheus' own checker finds nothing wrong, where it is installed."""
     promtool = shutil.which("promtool")

@@ -152,8 +152,13 @@ EMPTY = State()
 SCORES_MAX = 64
 """Evaluations of one lever that are remembered."""
 
-VERIFYING = frozenset({RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED})
-"""A move out of these answers what was to be verified: the gates were asked, or it went back."""
+_VERIFYING = frozenset({RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED})
+_GONE = frozenset({RolloutState.ROLLED_BACK, RolloutState.EXPIRED})
+
+
+def answers_verification(moved: RolloutMoved) -> bool:
+    """Whether a move answers what was to be verified: the gates were asked, or the lever went back or expired."""
+    return moved.before in _VERIFYING or moved.after in _GONE
 
 
 def budgets_key(when: str, lever: str | None) -> str:
@@ -337,7 +342,7 @@ def _apply_lever(
                 verdict=event.verdict,
                 reason=event.reason,
                 moved_at_s=at_s,
-                verification=None if event.before in VERIFYING else status.verification,
+                verification=None if answers_verification(event) else status.verification,
             )
         case GatesEvaluated():
             return msgspec.structs.replace(

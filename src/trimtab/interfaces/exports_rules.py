@@ -19,6 +19,7 @@ _SERVERS: Final = (
 
 _BAD: Final = '{verdict=~"fail|error"}'
 _PAUSED: Final = '{state="paused"}'
+_ENDED: Final = '{state=~"rolled_back|expired"}'
 _NOT_DELIVERED: Final = '{outcome!="delivered"}'
 
 
@@ -113,11 +114,17 @@ def _urgent() -> tuple[Alert, ...]:
     )
 
 
+def _unless_long_ended() -> str:
+    """Leave out levers that ended an hour ago: what their gates said last stays shown, and asks for nothing."""
+    ended = gauge("lever_state", where=_ENDED)
+    return f"unless ignoring (verdict, state) ({ended} == 1 and {ended} offset 1h == 1)"
+
+
 def _of_levers() -> tuple[Alert, ...]:
     return (
         Alert(
             alert="TrimtabLeverFails",
-            expr=f"{gauge('lever_gates', where=_BAD)} > 0",
+            expr=f"{gauge('lever_gates', where=_BAD)} > 0 {_unless_long_ended()}",
             wait="0m",
             page=False,
             summary="Lever {{ $labels.lever }}: {{ $value }} gates say {{ $labels.verdict }}",

@@ -18,6 +18,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.effects import effects_of
+from trimtab.rollout.exposure import Exposed
 from trimtab.rollout.gates import kept_cuts
 from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
@@ -202,6 +203,8 @@ class Controller:
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )
         proof.rollout, proof.results, proof.judge = again, (), Judge(proof.record)
+        # Whom the first share was shown to before it paused may be what was wrong: counted anew.
+        proof.exposed = Exposed()
         self._moved(proof, RolloutState.PAUSED, again, None, reason)
         self._expose(proof)
 

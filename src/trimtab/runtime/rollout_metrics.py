@@ -20,7 +20,7 @@ from trimtab.core.events import (
     TriggerMoved,
     VerificationDue,
 )
-from trimtab.core.state import VERIFYING, State
+from trimtab.core.state import State, answers_verification
 from trimtab.core.types import RolloutState, Verdict
 
 LEVERS_MAX: Final = 200
@@ -72,7 +72,7 @@ class RolloutCollector(Collector):
                 self._moves[event.after] += 1
                 lever = self._lever(event.lever)
                 lever.state, lever.share = event.after, event.share
-                if event.before in VERIFYING:
+                if answers_verification(event):
                     lever.is_due = False
             case GatesEvaluated():
                 counts = Counter(result.verdict for result in event.results)

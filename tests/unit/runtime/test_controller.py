@@ -514,7 +514,10 @@ async def test_paused_lever_meets_no_traffic_until_it_is_resumed_from_the_first_
     assert (rig.state(), rig.actuator.plan.candidate) == (RolloutState.PAUSED, None)
     await rig.second(GAIN)
     assert rig.state() is RolloutState.PAUSED
+    counted = rig.controller.proof and rig.controller.proof.exposed
     await rig.controller.resume("a person asked")
+    assert rig.controller.proof is not None
+    assert rig.controller.proof.exposed is not counted
     plan = rig.actuator.plan.candidate
     assert plan is not None
     assert (rig.state(), plan.share, plan.replicas) == (RolloutState.CANARY, 0.10, ("r1",))

@@ -16,6 +16,7 @@ from trimtab.core.events import (
     RunStarted,
     TrafficPlanned,
     TriggerMoved,
+    VerificationDue,
 )
 from trimtab.core.lever import LeverRecord, TriggerAction
 from trimtab.core.quality_scores import CutScores, Scores
@@ -25,6 +26,7 @@ from trimtab.core.traffic import Preference, Reserve, TrafficPlan
 from trimtab.core.types import ReplicaState, RolloutState, Technique
 from trimtab.runtime.ledger_memory import MemoryLedger
 from trimtab.runtime.resume import STOPPED_WITH_FLEET, Off, Resumed, remembered, resume
+from trimtab.runtime.rollout_metrics import RolloutCollector
 from trimtab.runtime.trigger_watch import PERSON
 
 REPLICAS = ("r0", "r1")
@@ -382,3 +384,26 @@ def test_cut_refused_before_stays_refused_when_another_leaves() -> None:
     refused = after(*adopted, first, second).levers[name].refused
     assert refused == {"label=a": "no gain", "label=b": "a person asked"}
     assert list(after(*adopted, first, second, again).levers[name].refused) == ["label=b"]
+
+
+@pytest.mark.parametrize("to", [RolloutState.ROLLED_BACK, RolloutState.EXPIRED])
+def test_lever_that_is_gone_is_not_to_be_verified(to: RolloutState) -> None:
+    """Neither the ledger nor the metrics ask for it any more."""
+    name = SPECULATION.name
+    due = VerificationDue(
+        lever=name,
+        changed="another",
+        moved_to=RolloutState.ADOPTED,
+        budgets=(),
+        phases=(),
+        cuts=(),
+    )
+    gone = RolloutMoved(lever=name, before=RolloutState.ADOPTED, after=to, share=0.0, reason="test")
+    adopted = at(SPECULATION, RolloutState.ADOPTED)
+    assert after(*adopted, due).levers[name].verification == due
+    assert after(*adopted, due, gone).levers[name].verification is None
+    collector = RolloutCollector()
+    for event in (*adopted, due, gone):
+        collector.heard("", event)
+    (shown,) = [each for each in collector.collect() if "verification_due" in each.name]
+    assert [each.value for each in shown.samples] == [0.0]
