@@ -45,13 +45,25 @@ CANDIDATES_MAX: Final = 8
 class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the decision is told. `margin`: part of the local prediction by which remote must be faster.
 
-    `always`: one place for every request, to be compared with; unknowns and failures stay local. None: by prediction.
+    `chunk_tokens`: the mark above which prompts travel; `stall_chunk_tokens`: what the engine computes in one step,
+    0: the same. `always`: one place for every request, to be compared with; unknowns and failures stay local. None:
+    by prediction.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=0)] = 2048
+    stall_chunk_tokens: Annotated[int, Meta(ge=0)] = 0
     stall_weight: Annotated[float, Meta(ge=0.0)] = 0.1
     margin: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     always: PrefillPlace | None = None
+
+
+def with_mark_raised(rules: PrefillRules, factor: float) -> PrefillRules:
+    """Return rules by which prompts travel from `factor` times the mark on; what stalls streams stays as it was."""
+    return msgspec.structs.replace(
+        rules,
+        chunk_tokens=round(rules.chunk_tokens * factor),
+        stall_chunk_tokens=rules.stall_chunk_tokens or rules.chunk_tokens,
+    )
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +236,8 @@ def _predict_local(
     rules: PrefillRules,
     corrections: Corrections,
 ) -> PrefillPrediction:
-    stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, rules.chunk_tokens)
+    chunk_tokens = rules.stall_chunk_tokens or rules.chunk_tokens
+    stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, chunk_tokens)
     factor = corrections.local
     return PrefillPrediction(
         replica=decode.replica,

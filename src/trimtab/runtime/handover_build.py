@@ -106,6 +106,7 @@ def rules_of(config: HandOverConfig, chunk_tokens: int) -> PrefillRules:
             always = PrefillPlace.REMOTE
     return PrefillRules(
         chunk_tokens=config.chunk_tokens or chunk_tokens,
+        stall_chunk_tokens=chunk_tokens,
         stall_weight=config.stall_weight,
         margin=config.margin,
         always=always,

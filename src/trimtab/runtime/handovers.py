@@ -38,7 +38,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.diagnosis.traffic_cost import cost_from_traffic
 from trimtab.engines.openai import edit_request
 from trimtab.engines.vllm_nixl import stays
-from trimtab.policies.local_prefill import PrefillRules
+from trimtab.policies.local_prefill import PrefillRules, with_mark_raised
 from trimtab.policies.outliers import Outcome
 from trimtab.policies.prefill_pool import LinkRate, PrefillPool
 from trimtab.policies.router import Routed, Router
@@ -120,8 +120,7 @@ class HandOvers:
 
     def raise_threshold(self, factor: float) -> None:
         """Let prompts travel only from `factor` times the configured number of uncached tokens on."""
-        tokens = round(self._rules.chunk_tokens * factor)
-        self.pool.rules = msgspec.structs.replace(self._rules, chunk_tokens=tokens)
+        self.pool.rules = with_mark_raised(self._rules, factor)
 
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links goes with it."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trimtab.core.types import ReplicaState, Role
+from trimtab.policies.local_prefill import with_mark_raised
 from trimtab.policies.role_watch import RoleSides, RoleTargets, RoleWatch, chosen
 from trimtab.policies.roles import RoleAction, RolesDecision, RolesState, control
 from trimtab.sim.fleet_parts import Gateway, RoleControlSpec, RolesSpec
@@ -82,8 +83,7 @@ class RoleControl:
         return grown
 
     def _set_threshold(self, factor: float) -> None:
-        rules = self._roles.rules
-        raised = msgspec.structs.replace(rules, chunk_tokens=round(rules.chunk_tokens * factor))
+        raised = with_mark_raised(self._roles.rules, factor)
         for gateway in self._gateways:
             if gateway.pool is not None:
                 gateway.pool.rules = raised

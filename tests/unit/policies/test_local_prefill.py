@@ -15,6 +15,7 @@ from trimtab.policies.local_prefill import (
     decide,
     scored,
     stall_ms,
+    with_mark_raised,
 )
 
 COST = CostModel(
@@ -84,6 +85,18 @@ def test_long_miss_that_would_stall_many_streams_goes_remote_with_both_predictio
     assert made.local.terms["prefill"] == pytest.approx(900.0)
     assert made.local.terms["stall"] == pytest.approx(0.1 * 30 * (900.0 - 15 * 10.0))
     assert made.remote.ms == pytest.approx(900.0 + 1.0 + 40.0 + 10.0 + 0.1 * 31)
+
+
+def test_raised_mark_keeps_more_prompts_local_and_makes_local_no_dearer() -> None:
+    """What stalls streams are the engine's own chunks, wherever the mark stands from which prompts travel."""
+    raised = with_mark_raised(with_mark_raised(RULES, 1.0), 4.0)
+    told = PrefillRules(chunk_tokens=8192, stall_chunk_tokens=2048)
+    before = decide(asks(30_000), decode(streams=30), (prefill(),), RULES)
+    after = decide(asks(30_000), decode(streams=30), (prefill(),), raised)
+    assert (raised, after.local) == (told, before.local)
+    assert decide(asks(8000), decode(streams=30), (prefill(),), raised).reason is (
+        PrefillReason.SHORT_PROMPT
+    )
 
 
 def test_long_queue_at_the_pool_keeps_a_prompt_local() -> None:
