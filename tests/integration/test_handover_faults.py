@@ -11,6 +11,7 @@ from harness import CHAT, as_body, until
 from slot_engine import Fault
 
 from trimtab.core.handover import HandOverCause, HandOverOutcome
+from trimtab.policies.outliers import Outcome
 
 TIMES = 20
 QUICK = {"prefill_timeout_s": 0.15, "transfer_timeout_s": 0.15}
@@ -93,6 +94,31 @@ async def test_failing_prefill_replica_is_left_out_of_the_pool(tmp_path: Path) -
         asked = len(pair.told)
         await pair.prefill.start()
     assert 1 <= asked < TIMES
+
+
+async def test_replica_is_blamed_for_the_time_that_it_took_and_not_for_a_queue(
+    tmp_path: Path,
+) -> None:
+    """A prompt that waited while others were computed says nothing of its replica; one that nothing came of does."""
+    async with Pair(tmp_path, settings={"prefill_timeout_s": 1.0}) as pair:
+        seen: list[Outcome] = []
+        saw = pair.gateway.guard.saw
+
+        def heard(replica: str, outcome: Outcome, now_s: float) -> None:
+            saw(replica, outcome, now_s)
+            if replica == PREFILL:
+                seen.append(outcome)
+
+        pair.gateway.guard.saw = heard  # type: ignore[method-assign]
+        pair.prefill.pause_s = 0.7
+        await asyncio.gather(*(pair.post(long_body(name)) for name in ("first", "second")))
+        queued = list(seen)
+        pair.prefill.faults.append(Fault.PREFILL_HANGS)
+        await pair.post(long_body("third"))
+        told = [one.cause for one in pair.told]
+    assert queued == [Outcome.OK, Outcome.NEUTRAL]
+    assert seen[2:] == [Outcome.FAILED]
+    assert told[1:] == [HandOverCause.TIMED_OUT] * 2
 
 
 async def test_full_decode_side_computes_the_prompt_itself_in_time(tmp_path: Path) -> None:

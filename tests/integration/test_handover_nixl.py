@@ -40,9 +40,9 @@ class Made:
     @property
     def unfetched(self) -> int:
         """Parcels that the gateway believes to lie on the prefill server."""
-        transfer = self.pair.system.hand_overs._transfer_of(
-            self.pair.system.load.replica(PREFILL)  # type: ignore[arg-type]
-        )
+        source = self.pair.system.load.replica(PREFILL)
+        assert source is not None
+        transfer = self.pair.system.hand_overs._transfer_of(source)
         assert isinstance(transfer, NixlTransfer)
         return transfer.unfetched(PREFILL)
 
