@@ -58,7 +58,9 @@ class BuildHandOvers:
             self._sink,
             self._clock,
             config,
-            rules=rules_of(config, self._config.engine.chunk_tokens),
+            rules=rules_of(
+                config, self._config.engine.chunk_tokens, is_ours=self._slot_folder is not None
+            ),
             transfer_of=transfer_of,
             on_forget=nixl.forget,
             sends_whole=self._slot_folder is not None,
@@ -95,8 +97,11 @@ def hand_over(
     )
 
 
-def rules_of(config: HandOverConfig, chunk_tokens: int) -> PrefillRules:
-    """Return the rules of the decision; `chunk_tokens`: the engine's own."""
+def rules_of(config: HandOverConfig, chunk_tokens: int, *, is_ours: bool = True) -> PrefillRules:
+    """Return the rules of the decision; `chunk_tokens`: the engine's own.
+
+    Servers of others (not `is_ours`) do not tell theirs: the mark from which prompts travel stands for it.
+    """
     match config.place:
         case PlaceRule.PREDICTED:
             always = None
@@ -106,7 +111,7 @@ def rules_of(config: HandOverConfig, chunk_tokens: int) -> PrefillRules:
             always = PrefillPlace.REMOTE
     return PrefillRules(
         chunk_tokens=config.chunk_tokens or chunk_tokens,
-        stall_chunk_tokens=chunk_tokens,
+        stall_chunk_tokens=chunk_tokens if is_ours else 0,
         stall_weight=config.stall_weight,
         margin=config.margin,
         always=always,
