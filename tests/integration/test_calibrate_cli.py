@@ -74,8 +74,14 @@ def test_model_on_hardware_is_priced_without_a_measurement(tmp_path: Path) -> No
         ((), "give MEASUREMENTS, or --model and --hardware"),
         (("--model", "Qwen/Qwen3-32B", "--hardware", "H1000"), "no accelerator 'H1000' is known"),
         (("--model", "Qwen/Qwen3-32B", "--hardware", "RTX 4090"), "does not fit"),
-        (("--model", "Qwen/Qwen3-32B", "--hardware", "H100", "--tp", "3"), "tp: 64 heads do not divide"),
-        (("--model", "Qwen/Qwen3-32B", "--hardware", "H100", "--engine", "slots"), "--engine slots and"),
+        (
+            ("--model", "Qwen/Qwen3-32B", "--hardware", "H100", "--tp", "3"),
+            "tp: 64 heads do not divide",
+        ),
+        (
+            ("--model", "Qwen/Qwen3-32B", "--hardware", "H100", "--engine", "slots"),
+            "--engine slots and",
+        ),
     ],
 )
 def test_model_that_cannot_be_priced_says_why(asked: tuple[str, ...], said: str) -> None:

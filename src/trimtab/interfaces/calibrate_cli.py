@@ -148,14 +148,8 @@ def calibrate_command(
         raise click.UsageError("--out takes one measurement")
     _check_asked(measurements, model, hardware, kv_tokens)
     slots = engine == "slots"
-    if model is not None and (slots or host_sizes is not None):
-        raise click.UsageError(
-            "--engine slots and --host are for MEASUREMENTS: --model prices a vLLM replica"
-        )
-    if model is None and precision is not None:
-        raise click.UsageError("--precision is for --model")
-    if host_sizes is not None and not slots:
-        raise click.UsageError("--host is for --engine slots")
+    _check_priced(model, precision, for_slots=slots or host_sizes is not None)
+    _check_host(host_sizes, slots=slots)
     limits = Limits(
         kv_tokens=kv_tokens or 1,
         block_tokens=block_tokens,
@@ -188,6 +182,21 @@ def _check_asked(
         raise click.UsageError("give MEASUREMENTS, or --model and --hardware without any")
     if measurements and kv_tokens is None:
         raise click.UsageError("--kv-tokens is missing: the KV that the measured engine had")
+
+
+def _check_priced(model: str | None, precision: str | None, *, for_slots: bool) -> None:
+    """Raise `UsageError` for options that a priced replica, or a measured one, has no use for."""
+    if model is not None and for_slots:
+        raise click.UsageError(
+            "--engine slots and --host are for MEASUREMENTS: --model prices a vLLM replica"
+        )
+    if model is None and precision is not None:
+        raise click.UsageError("--precision is for --model")
+
+
+def _check_host(sizes: tuple[int, int, int] | None, *, slots: bool) -> None:
+    if sizes is not None and not slots:
+        raise click.UsageError("--host is for --engine slots")
 
 
 def _tell_priced(priced: Priced, out: Path | None, as_json: bool) -> None:
