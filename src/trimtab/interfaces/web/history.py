@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from trimtab.core.events import kind_of
+from trimtab.core.events import AnyEvent, kind_of
 from trimtab.core.narrate import chain, tell, tell_event
 from trimtab.core.types import RolloutState
 from trimtab.runtime.ledger_reader import SqliteReader
@@ -78,10 +78,17 @@ def happened(path: Path, before_seq: int | None) -> tuple[Happened, ...]:
             seq=each.seq,
             at_s=each.at_s,
             kind=kind_of(each.event),
-            text=tell_event(each.event),
+            text=_named(each.event),
         )
         for each in found
     )
+
+
+def _named(event: AnyEvent) -> str:
+    """Tell an event with its lever, which a chain need not name and a list of all levers must."""
+    text = tell_event(event)
+    lever = getattr(event, "lever", None)
+    return f"{lever}: {text}" if isinstance(lever, str) and lever not in text else text
 
 
 def number_asked(request: web.Request, name: str) -> int | None:
