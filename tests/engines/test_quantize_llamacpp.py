@@ -42,19 +42,18 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*.gguf")}
 
 
-async def test_eight_bits_pass_and_four_fail_on_code(tmp_path: Path) -> None:
-    """The original repeats exactly; Q8_0 lies within the margin, Q4_0 beyond it; files say what they hold."""
+async def test_eight_bits_lie_within_the_margin_and_the_file_says_what_it_holds(
+    tmp_path: Path,
+) -> None:
+    """The original repeats exactly; Q8_0 passes, is smaller, is timed beside it; nothing else is left lying."""
     pytest.importorskip("gguf", reason="the gguf package is not installed")
-    found = await walk(tmp_path, "q8_0", "q4_0", "q4_1 as shipped")
-    original, eight, four, shipped = found.results
+    found = await walk(tmp_path, "q8_0")
+    original, eight = found.results
     assert found.repeats_exactly
     assert original.quality[loss_gate(CODE)].harm == 0.0
     assert eight.kinds[CODE] is Verdict.PASS
-    assert four.kinds[CODE] is Verdict.FAIL
-    assert (shipped.verdict, "exact by construction" in shipped.because) == (Verdict.HOLD, True)
     assert eight.effective["ffn_down"] == {"q8_0": 30}
-    assert four.effective["attention_q"] == {"q4_0": 30}
-    assert four.file_bytes < eight.file_bytes < original.file_bytes
+    assert eight.file_bytes < original.file_bytes
     assert eight.speed is not None
     assert eight.speed.tpot_ms.n == 2
     assert found.choice.rung in ("f16", "q8_0")
