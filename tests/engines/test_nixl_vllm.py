@@ -223,7 +223,7 @@ async def test_parcel_that_nobody_fetches_comes_back_with_its_lease(servers: Ser
 async def prefilled(transfer: NixlTransfer, source: Running, what: dict[str, Any]) -> Parcel:
     return await transfer.prefill(
         Prefill(
-            request_id="r",
+            request_id=f"r-{what.get('stream', False)}",
             path=PATH,
             body=json.dumps(what).encode(),
             headers=((b"Content-Type", b"application/json"),),

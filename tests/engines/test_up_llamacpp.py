@@ -245,8 +245,13 @@ def test_restart_finds_every_lever_where_it_was(tmp_path: Path) -> None:
         plan: Any = up.fleet()["plan"]
         exposed = plan["candidate"]
         assert (plan["policy"], exposed["lever"], exposed["share"]) == ("round_robin", LEVER, 0.10)
-        moves = [e.event for e in events_of(ledger) if isinstance(e.event, RolloutMoved)]
-        assert [move.after for move in moves] == [RolloutState.CANARY, RolloutState.CANARY]
+
+        def moves() -> list[RolloutState]:
+            events = (each.event for each in events_of(ledger))
+            return [event.after for event in events if isinstance(event, RolloutMoved)]
+
+        until(lambda: len(moves()) == 2, 15, "the move at the restart is in the ledger")
+        assert moves() == [RolloutState.CANARY, RolloutState.CANARY]
         assert f"canary      {LEVER} goes on" in running.said()
         kill_with_a_request_running(up)
     assert verifies(ledger)
