@@ -8,7 +8,7 @@ item, and the interval is that of the mean difference over independent blocks. H
 Items that are right or wrong are compared by the flips alone (exact, McNemar), as differences of 1, 0 and -1.
 
 Failure modes: a margin so wide that it forgives what users notice; a text that says nothing of what users send. Blocks
-next to each other in one text are not quite independent: `blocks` joins them where they must count as one.
+next to each other in one text are not quite independent.
 
 Source: paired differences as in Miller, "Adding Error Bars to Evals", 2024; n = (z_a + z_b)^2 s^2 / d^2.
 """
@@ -73,7 +73,6 @@ def compare(
     margin: Margin,
     *,
     level: float = LEVEL,
-    blocks: Sequence[int] | None = None,
 ) -> PairedResult:
     """Compare scores that belong together by place; raises `ValueError` for lists of unequal length.
 
@@ -88,8 +87,8 @@ def compare(
         return _result(
             Verdict.ERROR, f"{bad} of {len(harms)} scores are not finite", harms, None, margin
         )
-    n = len(harms) if blocks is None else len(set(blocks))
-    interval = mean_interval(harms, level=level, blocks=blocks)
+    n = len(harms)
+    interval = mean_interval(harms, level=level)
     if interval is None or n < UNITS_MIN:
         words = f"{n} units, at least {UNITS_MIN} are needed to know their spread"
         return _result(Verdict.HOLD, words, harms, interval, margin, base, candidate, level)

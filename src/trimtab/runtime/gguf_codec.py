@@ -1,9 +1,7 @@
 """The block formats of GGUF by the `gguf` package, and files written whole or not at all."""
 
 import mmap
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,9 @@ import numpy as np
 from trimtab.core.ports import LaunchError
 from trimtab.engines.gguf import GGUFError, read_header
 from trimtab.engines.gguf_rewrite import Conversion, Floats, plan_conversion, rewritten
-from trimtab.engines.gguf_tensors import Group, TensorKind
+from trimtab.engines.gguf_tensors import KIND_NAMES, Group, TensorKind
+from trimtab.runtime.model import check_model
+from trimtab.runtime.model_copy import write_parts
 
 
 class CodecMissingError(LaunchError):
@@ -64,7 +64,6 @@ def convert(
     wanted: Mapping[Group, TensorKind],
     *,
     keep: frozenset[str] = frozenset(),
-    on_progress: Callable[[float], None] = lambda _: None,
 ) -> Conversion:
     """Write `source` again as `target` with other types and read back what was written.
 
@@ -79,7 +78,7 @@ def convert(
             view = memoryview(data)
             try:
                 conversion = plan_conversion(read_header(view, file_bytes=len(view)), wanted, keep)
-                _write(target, view, conversion, codec, on_progress)
+                write_parts(target, rewritten(view, conversion, codec))
             finally:
                 view.release()
         check_written(target, conversion)
@@ -92,33 +91,8 @@ def convert(
     return conversion
 
 
-def _write(
-    target: Path,
-    view: memoryview,
-    conversion: Conversion,
-    codec: GGUFCodec,
-    on_progress: Callable[[float], None],
-) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            written = 0
-            for part in rewritten(view, conversion, codec):
-                file.write(part)
-                written += len(part)
-                on_progress(min(1.0, written / max(1, conversion.bytes)))
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def check_written(target: Path, conversion: Conversion) -> None:
     """Compare a written file's own table with what was to be converted; raises `LaunchError` and removes it."""
-    from trimtab.engines.gguf_tensors import KIND_NAMES
-    from trimtab.runtime.model import check_model
-
     header = check_model(str(target))
     found = {tensor.name: KIND_NAMES.get(tensor.kind, str(tensor.kind)) for tensor in header.table}
     wrong = [one.name for one in conversion.changes if found.get(one.name) != one.after]

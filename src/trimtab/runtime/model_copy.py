@@ -7,6 +7,7 @@ no half of one. Its checksum stands in a file beside it; a copy that does not ha
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from trimtab.core.ports import LaunchError
@@ -36,9 +37,8 @@ def blocked_copy(source: Path, sha256: str) -> tuple[Path, str]:
                 return copy, digest
         data = reencode(source.read_bytes())
         digest = _digest(data)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        _write(copy, data)
-        _write(mark, digest.encode())
+        write_parts(copy, [data])
+        write_parts(mark, [digest.encode()])
     except OSError as error:
         raise LaunchError(
             f"the copy of the model with blocked weights cannot be kept at {copy}: {error.strerror}; set "
@@ -51,11 +51,13 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(target: Path, data: bytes) -> None:
+def write_parts(target: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of parts beside its place and move it there: it appears whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

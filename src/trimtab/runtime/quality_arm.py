@@ -64,9 +64,7 @@ class QualityArm:
         """Return the tokens of a text; raises `ArmError`."""
         return self._read(await self._post(TOKENIZE_PATH, tokenize_body(text)), read_tokens)
 
-    async def score(
-        self, window: Window, on_position: Callable[[int], None] = lambda _: None
-    ) -> TextScore:
+    async def score(self, window: Window) -> TextScore:
         """Force the tokens of a window one after the other and return their losses; raises `ArmError`."""
         losses: list[float] = []
         for at in range(window.first, len(window.tokens)):
@@ -77,7 +75,6 @@ class QualityArm:
             loss = -self._read(body, partial(read_forced, token=token))
             # A forced token whose probability underflows is told as a huge negative number or none at all.
             losses.append(loss if math.isfinite(loss) else math.inf)
-            on_position(1)
         return TextScore(
             kind=window.kind,
             name=window.name,

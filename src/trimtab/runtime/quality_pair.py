@@ -30,11 +30,9 @@ class SpeedRound(msgspec.Struct, frozen=True):
     tokens_per_s: dict[int, float]
 
 
-async def scored(
-    arm: QualityArm, windows: Sequence[Window], on_position: Callable[[int], None]
-) -> tuple[TextScore, ...]:
+async def scored(arm: QualityArm, windows: Sequence[Window]) -> tuple[TextScore, ...]:
     """Score every window, one after the other, so that each position is computed alone and repeats exactly."""
-    return tuple([await arm.score(window, on_position) for window in windows])
+    return tuple([await arm.score(window) for window in windows])
 
 
 def loss_gates(

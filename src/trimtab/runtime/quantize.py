@@ -168,7 +168,7 @@ class _Walk:
         arm = QualityArm(ORIGINAL, url, self._session)
         windows = await windows_of(arm, self._ask.texts, self._ask.positions)
         self._say("scoring the original", 0.05)
-        scores = await pair.scored(arm, windows, lambda _: None)
+        scores = await pair.scored(arm, windows)
         beginnings = beginnings_of(windows, self._ask.free_prompts)
         self._say("letting the original write", 0.1)
         writings = await pair.written(arm, beginnings, FREE_TOKENS, seed=1)
@@ -199,7 +199,7 @@ class _Walk:
 
         async def score(path: Path) -> tuple[TextScore, ...]:
             async with self._started(find_model(str(path)), ORIGINAL_KV) as arm:
-                return await pair.scored(arm, windows, lambda _: None)
+                return await pair.scored(arm, windows)
 
         return await sensitivity_of(probes, check_model(original.model.path), scores, score)
 
