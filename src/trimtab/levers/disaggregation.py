@@ -34,7 +34,11 @@ from trimtab.core.lever import (
 from trimtab.core.types import Budget, Phase, Resource, RolloutState, Technique
 from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.names import Name
-from trimtab.levers.prefill_chunking import CHUNK_MIN, SmallerPrefillChunk
+from trimtab.levers.prefill_chunking import (
+    CHUNK_GAP_GAIN_MARGIN,
+    CHUNK_MIN,
+    SmallerPrefillChunk,
+)
 from trimtab.levers.shape import (
     EXPIRES_AFTER_S,
     QUALITY_GATE,
@@ -45,6 +49,7 @@ from trimtab.levers.shape import (
 from trimtab.rollout.defaults import (
     PROVEN_REQUESTS_MIN,
     TAIL_PROVEN_MARGIN,
+    technique_gain,
     technique_vetoes,
     veto,
 )
@@ -56,7 +61,6 @@ BUSY_MIN_SHARE: Final = 0.40
 RELIEVED_PART: Final = (0.3, 0.6, 1.0)
 """Part of the stall that goes with the prompts sent ahead: low, expected, high. Short prompts stay."""
 
-CHUNK_GAP_GAIN_MARGIN: Final = 0.20
 SHORT_TTFT_HARM_MARGIN: Final = 0.10
 TRANSFER_OFF_AT: Final = 0.5
 """Part of the time to the first token that a transfer takes: off above it. Once off nothing shows when it is over."""
@@ -220,14 +224,7 @@ def _expected(situation: Situation) -> tuple[ExpectedEffect, ...]:
 
 def _gates() -> tuple[GateSpec, ...]:
     return (
-        GateSpec(
-            name="chunk-gap-gain",
-            metric=Metric.CHUNK_GAP_MS,
-            question=Question.GAIN,
-            margin=CHUNK_GAP_GAIN_MARGIN,
-            min_requests=PROVEN_REQUESTS_MIN,
-            during=(RolloutState.PROVING,),
-        ),
+        technique_gain("chunk-gap-gain", Metric.CHUNK_GAP_MS, CHUNK_GAP_GAIN_MARGIN),
         GateSpec(
             name="short-inputs-ttft",
             metric=Metric.TTFT_MS,

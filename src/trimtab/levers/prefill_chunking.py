@@ -13,7 +13,7 @@ import math
 from typing import Final
 
 from trimtab.core.budgets import BudgetMove
-from trimtab.core.gate import GateSpec, Metric, Question, Statistic
+from trimtab.core.gate import GateSpec, Metric, Statistic
 from trimtab.core.lever import (
     Actuation,
     Assessment,
@@ -31,7 +31,7 @@ from trimtab.core.lever import (
     TriggerSpec,
     check_record,
 )
-from trimtab.core.types import Budget, Phase, Resource, RolloutState, Technique
+from trimtab.core.types import Budget, Phase, Resource, Technique
 from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.names import Name
 from trimtab.levers.shape import (
@@ -42,8 +42,8 @@ from trimtab.levers.shape import (
     status_of,
 )
 from trimtab.rollout.defaults import (
-    PROVEN_REQUESTS_MIN,
     TAIL_PROVEN_MARGIN,
+    technique_gain,
     technique_vetoes,
     veto,
 )
@@ -217,14 +217,8 @@ def _expected(situation: Situation, chunk: int) -> tuple[ExpectedEffect, ...]:
 
 def _gates() -> tuple[GateSpec, ...]:
     return (
-        GateSpec(
-            name="chunk-gap-gain",
-            metric=Metric.CHUNK_GAP_MS,
-            question=Question.GAIN,
-            margin=CHUNK_GAP_GAIN_MARGIN,
-            matched_batch=True,
-            min_requests=PROVEN_REQUESTS_MIN,
-            during=(RolloutState.PROVING,),
+        technique_gain(
+            "chunk-gap-gain", Metric.CHUNK_GAP_MS, CHUNK_GAP_GAIN_MARGIN, matched_batch=True
         ),
         veto(Metric.TTFT_MS, TTFT_HARM_MARGIN, matched_batch=True),
         veto(Metric.TTFT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),

@@ -7,7 +7,7 @@ left to gain, and a low one with nothing to share.
 
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.evidence import Evidence
-from trimtab.core.gate import GateSpec, Metric, Question, Statistic
+from trimtab.core.gate import GateSpec, Metric, Statistic
 from trimtab.core.lever import (
     Actuation,
     Assessment,
@@ -25,7 +25,7 @@ from trimtab.core.lever import (
     TriggerSpec,
     check_record,
 )
-from trimtab.core.types import Budget, Phase, Resource, RolloutState, Technique
+from trimtab.core.types import Budget, Phase, Resource, Technique
 from trimtab.diagnosis.binding import evictions_bind, kv_binds
 from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.ceilings import lost_part
@@ -39,9 +39,9 @@ from trimtab.levers.shape import (
 )
 from trimtab.rollout.defaults import (
     CHUNK_GAP_MARGIN,
-    PROVEN_REQUESTS_MIN,
     TAIL_PROVEN_MARGIN,
     TPOT_MARGIN,
+    technique_gain,
     technique_vetoes,
     veto,
 )
@@ -235,14 +235,7 @@ def _expected(situation: Situation, assessment: Assessment) -> tuple[ExpectedEff
 
 def _gates() -> tuple[GateSpec, ...]:
     return (
-        GateSpec(
-            name="ttft-gain",
-            metric=Metric.TTFT_MS,
-            question=Question.GAIN,
-            margin=TTFT_GAIN_MARGIN,
-            min_requests=PROVEN_REQUESTS_MIN,
-            during=(RolloutState.PROVING,),
-        ),
+        technique_gain("ttft-gain", Metric.TTFT_MS, TTFT_GAIN_MARGIN),
         veto(Metric.PROMPT_TOKENS_COMPUTED, COMPUTED_HARM_MARGIN),
         veto(Metric.TTFT_MS, TAIL_PROVEN_MARGIN, statistic=Statistic.TAIL_P95),
         veto(Metric.TPOT_MS, TPOT_MARGIN),

@@ -7,15 +7,14 @@ from trimtab.core.cost import SpeculationTable
 from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.gate import GateSpec, Metric, Question, Statistic
 from trimtab.core.lever import ExpectedEffect, Situation, TriggerSignal, TriggerSpec
-from trimtab.core.types import RolloutState
 from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import clamp_ratio
 from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
 from trimtab.rollout.defaults import (
-    PROVEN_REQUESTS_MIN,
     TAIL_PROVEN_MARGIN,
     TPOT_MARGIN,
+    technique_gain,
     technique_vetoes,
     veto,
 )
@@ -106,15 +105,12 @@ def gates_of(
     """Return the gates: a TPOT gain in every promising cut, a trial of the rest, latencies at matched batch."""
     required: tuple[Cut | None, ...] = cuts or (None,)
     gains = tuple(
-        GateSpec(
-            name=f"tpot-gain-{'all' if cut is None else cut.value}",
-            metric=Metric.TPOT_MS,
-            question=Question.GAIN,
-            margin=TPOT_GAIN_MARGIN,
+        technique_gain(
+            f"tpot-gain-{'all' if cut is None else cut.value}",
+            Metric.TPOT_MS,
+            TPOT_GAIN_MARGIN,
             cut=cut,
             matched_batch=True,
-            min_requests=PROVEN_REQUESTS_MIN,
-            during=(RolloutState.PROVING,),
         )
         for cut in required
     )
@@ -132,15 +128,12 @@ def gates_of(
 def _trial(label: str) -> tuple[GateSpec, ...]:
     """Return the gates of a label that promises nothing: it is tried, and kept only if it gains all the same."""
     cut = Cut(Dimension.LABEL, label)
-    gain = GateSpec(
-        name=f"tpot-gain-{label}",
-        metric=Metric.TPOT_MS,
-        question=Question.GAIN,
-        margin=TPOT_GAIN_MARGIN,
+    gain = technique_gain(
+        f"tpot-gain-{label}",
+        Metric.TPOT_MS,
+        TPOT_GAIN_MARGIN,
         cut=cut,
         matched_batch=True,
-        min_requests=PROVEN_REQUESTS_MIN,
-        during=(RolloutState.PROVING,),
         required=False,
     )
     harm = GateSpec(

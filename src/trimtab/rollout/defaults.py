@@ -146,6 +146,29 @@ def veto(
     )
 
 
+def technique_gain(
+    name: str,
+    metric: Metric,
+    margin: float,
+    *,
+    cut: Cut | None = None,
+    matched_batch: bool = False,
+    required: bool = True,
+) -> GateSpec:
+    """Return the gate that asks for a technique's own effect in its proof."""
+    return GateSpec(
+        name=name,
+        metric=metric,
+        question=Question.GAIN,
+        margin=margin,
+        cut=cut,
+        matched_batch=matched_batch,
+        min_requests=PROVEN_REQUESTS_MIN,
+        during=(RolloutState.PROVING,),
+        required=required,
+    )
+
+
 def early_veto(metric: Metric, *, matched_batch: bool = False) -> GateSpec:
     """Return the gate that a small slice can answer: is something broken?"""
     _, margin, _, _ = HARM_STAGES[0]
