@@ -94,8 +94,9 @@ def llamacpp_ladder(
             kv_type=kv,
             stages=rung.stages if kv == ORIGINAL_KV else (*rung.stages, Stage.KV),
         )
-        for kv in kv_types
+        # Rungs that share a file stand side by side, so that it is written once.
         for rung in rungs
+        for kv in kv_types
     )
 
 

@@ -104,6 +104,8 @@ class _Walk:
         self._say = say
         self._places = launcher.place([ORIGINAL, "rung"])
         self._folder = ask.folder / "models"
+        self._written: Path | None = None
+        """The file of the present rung, while one is kept."""
 
     async def run(
         self, source: Model, shipped: str | None, began_s: float, clock: Clock
@@ -122,7 +124,10 @@ class _Walk:
             self._say(
                 f"{rung.label} ({number + 1} of {len(rungs)})", 0.2 + 0.7 * number / len(rungs)
             )
-            results.append(await self._rung(original, source, rung, found))
+            path = await self._file(original, source, rung, found)
+            results.append(await self._measure(original, rung, path))
+            if number + 1 == len(rungs) or rungs[number + 1].name != rung.name:
+                self._discard()
         choice = choose(results, kv_binds=self._ask.kv_binds)
         chosen = next(one for one in results if one.rung.label == choice.rung)
         confirmation = None
@@ -213,16 +218,6 @@ class _Walk:
             raise LaunchError(f"there is no rung {unknown[0]!r}: {', '.join(sorted(names))}")
         return tuple(rung for rung in every if rung.is_original or rung.name in self._ask.only)
 
-    async def _rung(
-        self, original: Original, source: Model, rung: Rung, found: Sensitivity | None
-    ) -> RungResult:
-        path = await self._file(original, source, rung, found)
-        try:
-            return await self._measure(original, rung, path)
-        finally:
-            if path.parent == self._folder and path.name.startswith("rung-"):
-                path.unlink(missing_ok=True)
-
     async def _file(
         self, original: Original, source: Model, rung: Rung, found: Sensitivity | None
     ) -> Path:
@@ -232,8 +227,16 @@ class _Walk:
         if not rung.kinds:
             return Path(original.model.path)
         target = self._folder / f"rung-{_file_word(rung)}.gguf"
-        await self._convert(Path(original.model.path), target, rung.kinds, _kept(found))
+        if self._written != target:
+            await self._convert(Path(original.model.path), target, rung.kinds, _kept(found))
+            self._written = target
         return target
+
+    def _discard(self) -> None:
+        """Remove the file of a rung that is over."""
+        if self._written is not None:
+            self._written.unlink(missing_ok=True)
+            self._written = None
 
     async def _convert(
         self,
@@ -299,7 +302,8 @@ class _Walk:
     async def _confirm(
         self, original: Original, source: Model, chosen: RungResult, found: Sensitivity | None
     ) -> Confirmation:
-        result = await self._rung(original, source, chosen.rung, found)
+        path = await self._file(original, source, chosen.rung, found)
+        result = await self._measure(original, chosen.rung, path)
         again = result.speed.score.interval if result.speed else None
         faster = again is not None and again.high < 1.0
         told = (result.verdict, result.kinds, result.elsewhere)
@@ -315,15 +319,17 @@ class _Walk:
     async def _artifact(
         self, original: Original, chosen: RungResult, source: Model, found: Sensitivity | None
     ) -> str | None:
-        """Write the chosen file again, for keeps; None where the original is the answer."""
+        """Keep the chosen file; None where the original is the answer."""
         if chosen.rung.is_original:
             return None
         if not chosen.rung.kinds:
             # KV alone is lowered: the original's own file serves.
             return original.model.path
-        name = f"{Path(source.path).stem}.{_file_word(chosen.rung)}.gguf"
-        target = self._ask.folder / name
-        await self._convert(Path(original.model.path), target, chosen.rung.kinds, _kept(found))
+        path = await self._file(original, source, chosen.rung, found)
+        target = self._ask.folder / f"{Path(source.path).stem}.{_file_word(chosen.rung)}.gguf"
+        # Beside the report, so on the same disk: the very file that was measured is moved.
+        path.replace(target)
+        self._written = None
         return str(target)
 
     @asynccontextmanager
