@@ -164,6 +164,15 @@ class Exchange:
         elif not self._bodiless:
             self._send(data)
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the answer has begun and goes out as HTTP chunks."""
+        return self._chunked
+
+    def pass_chunks(self, chunks: bytes) -> None:
+        """Send whole HTTP chunks as they are; only where `is_chunked`."""
+        self._send(chunks)
+
     def end(self) -> None:
         """Send the end of a begun answer."""
         if self._chunked:

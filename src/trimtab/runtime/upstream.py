@@ -19,6 +19,7 @@ import msgspec
 from trimtab.core.config import GatewayConfig
 from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.upstream_connection import (
+    Lane,
     Sink,
     UpstreamBrokenError,
     UpstreamConnectError,
@@ -83,6 +84,7 @@ class UpstreamResponse:
         """Hears that the client has taken nothing for the longest silence."""
         self._got_body = False
         self._sink: Sink = lambda *_: None
+        self._lane: Lane | None = None
         self.status = connection.status
         self.headers: Headers = connection.headers
 
@@ -102,9 +104,10 @@ class UpstreamResponse:
         kind = self.headers.raw(b"content-type") or b""
         return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
 
-    async def pump(self, sink: Sink) -> None:
+    async def pump(self, sink: Sink, lane: Lane | None = None) -> None:
         """Give the body's bytes to `sink` as they arrive, at once and in the loop's own call.
 
+        `lane` is asked first, once the body has begun and where a chunk begins.
         Raises `UpstreamBrokenError`, `UpstreamTimeoutError`, and what `sink` raises as an `UpstreamError`.
         """
         done: asyncio.Future[None] = self._loop.create_future()
@@ -117,7 +120,7 @@ class UpstreamResponse:
             else:
                 done.set_exception(error)
 
-        self._sink = sink
+        self._sink, self._lane = sink, lane
         self._connection.listen(self._first, ended)
         self._watch()
         try:
@@ -129,7 +132,7 @@ class UpstreamResponse:
 
     def _first(self, data: bytes, framed: bytes | None) -> None:
         self._got_body = True
-        self._connection.redirect(self._sink)
+        self._connection.redirect(self._sink, self._lane)
         self._sink(data, framed)
 
     async def read(self) -> bytes:

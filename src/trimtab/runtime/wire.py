@@ -39,6 +39,9 @@ REQUEST_ONLY: Final = frozenset({b"host", b"content-length", b"accept-encoding",
 # A client's keys are for the gateway; what a replica gets is the gateway's own.
 CLIENT_KEYS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
 
+_ENDS_AT_US: Final = HOP_BY_HOP | REQUEST_ONLY | CLIENT_KEYS
+_ANSWER_ENDS_AT_US: Final = HOP_BY_HOP | {b"content-length"}
+
 Pairs: TypeAlias = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"Content-Type", b"application/json")
 
@@ -155,7 +158,7 @@ def request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Pairs:
 
     Hop-by-hop ones, ours, keys and those that the gateway says anew end here, and what `drop` names in lower case.
     """
-    ends_here = HOP_BY_HOP | REQUEST_ONLY | CLIENT_KEYS | _named(headers) | frozenset(drop)
+    ends_here = _ENDS_AT_US.union(drop, _named(headers))
     passed: dict[bytes, tuple[bytes, bytes]] = {}
     for name, value in headers.pairs:
         lower = name.lower()
@@ -171,7 +174,7 @@ def response_headers(
     headers: Headers, *, request_id: str, replica: str, drop: Iterable[bytes] = ()
 ) -> Pairs:
     """Return the headers that go to the client, with the replica and the request's id added, `drop` left out."""
-    ends_here = HOP_BY_HOP | {b"content-length"} | _named(headers) | frozenset(drop)
+    ends_here = _ANSWER_ENDS_AT_US.union(drop, _named(headers))
     passed = [
         pair
         for pair in headers.pairs
