@@ -58,8 +58,8 @@ class FleetColumns:
     `reported`: requests on the replica by its engine's own count, of all gateways, not a number where that is unknown.
     `running` to `seen_at_s` are rows of one block, so that a copy is one copy.
     `ready` and `slots` are shared by copies and change by `set_ready` and `set_slots` only, `kv` by `set_kv`, so that
-    what was made of them can be kept (`of_slots`, `of_kv`). For the same reason whoever changes `running` to `decode` says
-    where (`changed`, `of_work`).
+    what was made of them can be kept (`of_slots`, `of_kv`). For the same reason whoever changes `running` to `decode`
+    says where (`changed`, `of_work`).
     """
 
     __slots__ = (
