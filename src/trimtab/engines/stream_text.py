@@ -53,6 +53,12 @@ class StreamText:
         if not self._is_known:
             return None
         tail, heads = self._tail, self._heads
+        head = heads.get(len(chunks) - len(tail))
+        if head is not None and chunks.startswith(head) and chunks.endswith(tail):
+            # One chunk, of a size that was seen before: by far the most frequent case.
+            text = chunks[len(head) : -len(tail)]
+            if not (b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text):
+                return [text]
         parts = chunks.split(tail)
         if parts.pop():
             return None

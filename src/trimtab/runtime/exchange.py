@@ -171,7 +171,13 @@ class Exchange:
 
     def pass_chunks(self, chunks: bytes) -> None:
         """Send whole HTTP chunks as they are; only where `is_chunked`."""
-        self._send(chunks)
+        # For every event of a stream: `_send` without its call.
+        if self._is_shut:
+            return
+        try:
+            self._put(chunks)
+        except RuntimeError:
+            self._is_shut = True
 
     def end(self) -> None:
         """Send the end of a begun answer."""

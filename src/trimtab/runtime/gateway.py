@@ -6,7 +6,6 @@ only, or the admin token.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -47,6 +46,7 @@ from trimtab.runtime.wire import (
     SESSION_HEADER,
     ApiError,
     class_of_error,
+    random_id,
     stopping,
     too_long,
 )
@@ -55,10 +55,6 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 LABEL_CHARS_MAX: Final = 64
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
-
-
-def _random_id() -> str:
-    return os.urandom(8).hex()
 
 
 class GatewayError(RuntimeError):
@@ -80,7 +76,7 @@ class Gateway:
         secret: Secret,
         model: str,
         on_record: Callable[[RequestRecord], None],
-        new_id: Callable[[], str] = _random_id,
+        new_id: Callable[[], str] = random_id,
         extra_routes: Iterable[web.AbstractRouteDef] = (),
         admin_token: str | None = None,
         hardware: str = "",

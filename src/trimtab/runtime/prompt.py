@@ -15,6 +15,7 @@ from trimtab.core.prefix_key import PrefixScope
 from trimtab.core.record import Segment
 from trimtab.core.traffic import TrafficPlan
 from trimtab.policies.estimates import TokenRatio
+from trimtab.policies.route_query import asks_cuts
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import Headers
 
@@ -34,7 +35,6 @@ def _powers(base: int) -> NDArray[np.uint32]:
     return np.multiply.accumulate(powers)
 
 
-_ONE: Final = np.uint32(1)
 _CHOSEN_BELOW: Final = np.uint32(1 << SHINGLE_SAMPLE_SHIFT)
 _POWERS: Final = _powers(_BASE)
 _INVERSES: Final = _powers(pow(_BASE, -1, 1 << 32))
@@ -113,6 +113,8 @@ def _parts_as_bytes(parts: tuple[Part, ...]) -> bytes:
 
 def marks_of(headers: Headers, plan: TrafficPlan, secret: Secret) -> tuple[str, ...]:
     """Return the headers that the plan's cuts ask about, values hashed; of a request without them nothing."""
+    if not asks_cuts(plan):
+        return ()
     names = sorted(header_names(plan.all_cuts()))
     values = ((name, headers.get(name)) for name in names)
     return tuple(header_mark(name, value, secret.digest) for name, value in values if value)
@@ -129,7 +131,6 @@ def repetition_of(prompt: bytes) -> float | None:
     count = data.size - SHINGLE_BYTES + 1
     if count < 1:
         return None
-    data += _ONE
     data *= _POWERS[: data.size]
     sums = np.zeros(data.size + 1, dtype=np.uint32)
     np.add.accumulate(data, out=sums[1:])

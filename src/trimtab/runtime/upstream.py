@@ -276,13 +276,16 @@ class Upstream:
         self, connection: UpstreamConnection, head: bytes, body: bytes, method: bytes
     ) -> None:
         wait_s = self._config.first_byte_timeout_s
+        answered = connection.request(head, body, is_head_only=method == b"HEAD")
+        if answered.done():
+            await answered
+            return
+        silent = UpstreamTimeoutError(f"{connection.name} sent nothing for {wait_s:g} s")
+        timer = asyncio.get_running_loop().call_later(wait_s, connection.fail, silent)
         try:
-            async with asyncio.timeout(wait_s):
-                await connection.request(head, body, is_head_only=method == b"HEAD")
-        except TimeoutError as error:
-            raise UpstreamTimeoutError(
-                f"{connection.name} sent nothing for {wait_s:g} s"
-            ) from error
+            await answered
+        finally:
+            timer.cancel()
 
     async def _connect(self, address: Address, base_url: str, access: Access) -> UpstreamConnection:
         loop, wait_s = asyncio.get_running_loop(), self._config.connect_timeout_s

@@ -3,6 +3,7 @@
 Headers are bytes on the data path and stay what they were: names keep their spelling, values their bytes.
 """
 
+import random
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -212,6 +213,15 @@ def _phrase(status: int) -> bytes:
         return HTTPStatus(status).phrase.encode()
     except ValueError:
         return b"Status"
+
+
+_RANDOM: Final = random.Random()
+"""Seeded by the machine. Ids of requests are no secrets, and asking the machine for each costs a call of its own."""
+
+
+def random_id() -> str:
+    """Return the id of a new request."""
+    return f"{_RANDOM.getrandbits(64):016x}"
 
 
 AT_THE_DOOR: Final = frozenset(

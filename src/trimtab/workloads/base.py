@@ -233,9 +233,9 @@ def looks_looping(text: str) -> bool:
 def _repeats_back_to_back(units: Sequence[str], period_max: int, *, short_unit: int) -> bool:
     """Say whether some period fills enough of the units with enough repeats."""
     count = len(units)
-    numbers: dict[str, int] = {}
     # Whatever repeats often enough stands three times in a row somewhere; most outputs have nothing of the kind.
-    if _THRICE.search("".join(chr(numbers.setdefault(one, len(numbers))) for one in units)) is None:
+    letters = dict(zip(dict.fromkeys(units), map(chr, range(count)), strict=False))
+    if _THRICE.search("".join(map(letters.__getitem__, units))) is None:
         return False
     for period in range(1, min(period_max, count // 3) + 1):
         start, length = _longest_run(units, period)
