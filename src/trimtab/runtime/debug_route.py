@@ -17,7 +17,7 @@ from trimtab.core.prefix import BlockHasher
 from trimtab.core.prefix_trust import KeyStanding
 from trimtab.core.types import Arm
 from trimtab.policies.router import RouteQuery, Router
-from trimtab.runtime.prompt import read_prompt, repetition_of, scope_of, session_of
+from trimtab.runtime.prompt import label_of, read_prompt, repetition_of, scope_of, session_of
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import LABEL_HEADER, SESSION_HEADER, ApiError
 
@@ -88,7 +88,7 @@ class DebugRoute:
             path,
             body,
             session=request.headers.get(SESSION_HEADER),
-            label=request.headers.get(LABEL_HEADER),
+            label=label_of(request.headers.get(LABEL_HEADER)),
             salt=request.query.get("salt"),
         )
         return web.Response(body=msgspec.json.encode(said), content_type="application/json")

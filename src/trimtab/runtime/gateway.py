@@ -52,7 +52,6 @@ from trimtab.runtime.wire import (
 )
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
-LABEL_CHARS_MAX: Final = 64
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
 
@@ -310,7 +309,7 @@ class Gateway:
         seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
         scope = prompts.scope_of(facts, self._models(), caller.salt)
         prompt = prompts.read_prompt(facts.segments, self._secret)
-        label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
+        label = prompts.label_of(exchange.headers.get(LABEL_HEADER))
         seen.facts = facts
         seen.body = body
         seen.stage = self._router.plan.stage

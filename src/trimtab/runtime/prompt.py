@@ -24,6 +24,7 @@ SHINGLE_PROMPT_BYTES_MAX: Final = 64 * 1024
 SHINGLE_SAMPLE_SHIFT: Final = 30  # keeps hashes below 2^30: one in four, chosen by content
 SHINGLE_SAMPLE_MIN: Final = 16  # at least one in 16, else the sample says nothing
 SESSION_BYTES: Final = 256
+LABEL_CHARS_MAX: Final = 64
 
 _BASE: Final = 0x9E3779B1  # odd, so that it has an inverse modulo 2^32
 
@@ -109,6 +110,16 @@ def _parts_as_bytes(parts: tuple[Part, ...]) -> bytes:
     return "".join(f"\x1e{part.kind}\x1f{part.hash}" for part in parts).encode(
         "utf-8", "surrogatepass"
     )
+
+
+def label_of(said: str | None) -> str | None:
+    """Return the label that a client gives its request, None for none: short, and text whatever bytes were sent.
+
+    What is no text could not be written to the ledger.
+    """
+    if not said:
+        return None
+    return said[:LABEL_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def marks_of(headers: Headers, plan: TrafficPlan, secret: Secret) -> tuple[str, ...]:

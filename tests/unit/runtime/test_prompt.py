@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.prompt import (
     hash_of,
+    label_of,
     read_prompt,
     repetition_of,
     segments_of,
@@ -26,6 +28,15 @@ def prompt_bytes(segments: tuple[tuple[str, str], ...]) -> bytes:
 
 def session(named: str | None, *segments: tuple[str, str], salt: str = "") -> str:
     return session_of(named, read_prompt(segments, SECRET), SECRET, salt=salt)
+
+
+@given(st.binary(max_size=100))
+def test_label_can_always_be_written_down(sent: bytes) -> None:
+    """Whatever bytes a client puts there: a label is text, at most 64 characters of it."""
+    label = label_of(sent.decode("utf-8", "surrogateescape"))
+    assert msgspec.json.decode(msgspec.json.encode(label)) == label
+    assert (label is None) == (sent == b"")
+    assert len(label or "") <= 64
 
 
 @given(SEGMENTS, SEGMENTS)
