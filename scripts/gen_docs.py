@@ -128,7 +128,7 @@ METRICS_LABELS = """
 | `sink` | `log`, `webhook` |
 | `outcome` | `delivered`, `refused`, `failed`, `dropped` |
 
-A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms also have a `_created` twin.
+A histogram has `_bucket`, `_sum` and `_count` series. A counter may have a `_created` twin.
 """
 
 CLI_HEAD = """# Command line

@@ -17,17 +17,20 @@ _TEXT = re.compile(
 )
 _INSIDE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
+_HEADS_MAX = 1024
 
 
 class StreamText:
     """What the events of one stream have in common, as it was last seen."""
 
-    __slots__ = ("_after", "_before", "_is_known", "_shorter", "_size")
+    __slots__ = ("_after", "_before", "_heads", "_is_known", "_shorter", "_size", "_tail")
 
     def __init__(self) -> None:
         self._is_known = False
         self._before = self._after = b""
         self._size = self._shorter = 0
+        self._tail = b""
+        self._heads: dict[int, bytes] = {}
 
     def learn(self, data: bytes, event: StreamEvent) -> None:
         """Take an event's data and what it was decoded to as the pattern of those that follow."""
@@ -38,7 +41,49 @@ class StreamText:
         self._before = b"data: " + data[: found.start(1)]
         self._after = data[found.end(1) :] + b"\n\n"
         self._size, self._shorter = len(self._before), len(self._before) + len(self._after)
+        self._tail = self._after + b"\r\n"
+        self._heads.clear()
         self._is_known = True
+
+    def insides(self, chunks: bytes) -> list[bytes] | None:
+        """Return what `inside` would return of each event, where `chunks` is whole HTTP chunks of one event each.
+
+        None where any of it is something else: other events, other frames, a part of a chunk.
+        """
+        if not self._is_known:
+            return None
+        tail, heads = self._tail, self._heads
+        head = heads.get(len(chunks) - len(tail))
+        if head is not None and chunks.startswith(head) and chunks.endswith(tail):
+            # One chunk, of a size that was seen before: by far the most frequent case.
+            text = chunks[len(head) : -len(tail)]
+            if not (b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text):
+                return [text]
+        parts = chunks.split(tail)
+        if parts.pop():
+            return None
+        for at, part in enumerate(parts):
+            size = len(part)
+            head = heads.get(size) or self._head(size)
+            if not part.startswith(head):
+                return None
+            text = part[len(head) :]
+            if b"\n" in text or b"\r" in text:
+                return None
+            if (b"\\" in text or b'"' in text) and _INSIDE.fullmatch(text) is None:
+                return None
+            parts[at] = text
+        return parts
+
+    def _head(self, size: int) -> bytes:
+        """Return what stands before the text of a chunk that is, without what stands after it, of this size."""
+        # The length is said of the event alone, and how many digits it takes depends on itself.
+        event = size + len(self._after)
+        digits = next(n for n in range(1, 17) if event - n - 2 < 16**n)
+        if len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+        head = self._heads[size] = b"%x\r\n%b" % (max(0, event - digits - 2), self._before)
+        return head
 
     def inside(self, raw: bytes) -> bytes | None:
         """Return the inside of the JSON string that is the text of one whole event, None where it does not fit."""
