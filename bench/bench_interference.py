@@ -1,6 +1,6 @@
 """What long prompts do to running streams: mixed replicas by chunk size against one that prefills for the other.
 
-    python bench/bench_interference.py run FILE [--seed 1] [--load 0.4] [--longs 2] [--words 1000] [--chat-words 160]
+    python bench/bench_interference.py run FILE [--seed 1] [--load 0.25] [--longs 2] [--words 1000] [--chat-words 160]
         [--arms ARM...]
     python bench/bench_interference.py score FILE...
 
@@ -14,7 +14,7 @@ prefill. Answers have a fixed length (`ignore_eos`), so that every arm does the 
 
 The longest gap of a stream is between two pieces of its answer, as the gateway saw it; its p99 is over the chats of an
 arm. Arms: `mixed N`: two mixed replicas of chunk N; `conditional`, `always remote`, `always local`: one replica decodes
-(chunk 32), the other prefills (chunk 512), and the prompt is prefilled where predicted, there, or here.
+(chunk 32), the other prefills (chunk 64), and the prompt is prefilled where predicted, there, or here.
 
 `score` compares arms within each round: the ratio's geometric mean over rounds with a 95% t interval of its logarithm;
 then the aims: met, not met, or inside the interval, which tells neither.
@@ -75,7 +75,7 @@ ROLES: Final = {
     "always local": PlaceRule.LOCAL,
 }
 ARMS: Final = (*MIXED, *ROLES)
-DECODE_CHUNK, PREFILL_CHUNK = 32, 512
+DECODE_CHUNK, PREFILL_CHUNK = 32, 64
 MEASURE_S: Final = 3.0
 
 
@@ -303,7 +303,7 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("file", type=Path)
     running.add_argument("--seed", type=int, default=1)
-    running.add_argument("--load", type=float, default=0.4)
+    running.add_argument("--load", type=float, default=0.25)
     running.add_argument("--longs", type=int, default=2)
     running.add_argument("--words", type=int, default=1_000)
     running.add_argument("--chat-words", type=int, default=160)

@@ -2,16 +2,19 @@
 
 Law, in predicted milliseconds:
     local    queue + prefill(uncached on the decode side) + shared + stall_weight * streams * stall
-    remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + one step
+    remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + room
+             + one step
     shared   the tokens that running streams get in the steps of its chunks, which it waits for
+    room     what is left by then of the prompts that the decode side computes before it: they fill its steps
     stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
 than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
 that pairs, with an unknown on either side, and after a hand-over that failed, it is local. Both predictions are kept
 with the reason.
 
-`stall_weight` turns a stream's delay into one request's: a stall of s spread over the rest of an answer of n tokens
-moves TPOT by s / n, so against targets it weighs TTFT target / (n * TPOT target); 0.1 is 500 ms, 40 ms and 125 tokens.
+`stall_weight` turns a stream's delay into one request's. With 1 a second that somebody's answer stands still counts as
+much as a second that somebody waits for a first token. Against targets of TTFT and TPOT alone it is less: a stall of s
+spread over the rest of an answer of n tokens moves TPOT by s / n, so it weighs TTFT target / (n * TPOT target).
 
 Predictions are scored against outcomes (`scored`); the correction stays within [0.5, 2] and counts how often it pegs.
 
@@ -48,15 +51,26 @@ class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the decision is told. `margin`: part of the local prediction by which remote must be faster.
 
     `chunk_tokens`: the mark above which prompts travel; `stall_chunk_tokens`: what the engine computes in one step,
-    0: the same. `always`: one place for every request, to be compared with; unknowns and failures stay local. None:
-    by prediction.
+    0: the same; `prefill_chunk_tokens`: what a prefill replica computes in one, 0: as much as the decode side.
+    `always`: one place for every request, to be compared with; unknowns and failures stay local. None: by prediction.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=0)] = 2048
     stall_chunk_tokens: Annotated[int, Meta(ge=0)] = 0
+    prefill_chunk_tokens: Annotated[int, Meta(ge=0)] = 0
     stall_weight: Annotated[float, Meta(ge=0.0)] = 0.1
     margin: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     always: PrefillPlace | None = None
+
+    @property
+    def stall_chunk(self) -> int:
+        """Prompt tokens that the decode side computes in one step."""
+        return max(1, self.stall_chunk_tokens or self.chunk_tokens)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens that a prefill replica computes in one step."""
+        return self.prefill_chunk_tokens or self.stall_chunk
 
 
 def with_mark_raised(rules: PrefillRules, factor: float) -> PrefillRules:
@@ -253,7 +267,7 @@ def _predict_local(
     rules: PrefillRules,
     corrections: Corrections,
 ) -> PrefillPrediction:
-    chunk_tokens = rules.stall_chunk_tokens or rules.chunk_tokens
+    chunk_tokens = rules.stall_chunk
     stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, chunk_tokens)
     shared = shared_ms(cost, uncached, chunk_tokens, decode.streams)
     factor = corrections.local
@@ -280,13 +294,17 @@ def _predict_remote(
     factor = corrections.remote
     moved = request.prompt_tokens - (0 if side.sends_whole else decode.held_tokens)
     computed = max(1, request.prompt_tokens - side.held_tokens)
+    queue_ms = factor * side.cost.prefill_ms(side.queued_tokens)
+    prefill_ms = factor * side.cost.prefill_ms(computed)
+    before_ms = factor * decode.cost.prefill_ms(decode.queued_tokens)
     return PrefillPrediction(
         replica=side.replica,
         terms={
-            "queue": factor * side.cost.prefill_ms(side.queued_tokens),
-            "prefill": factor * side.cost.prefill_ms(computed),
+            "queue": queue_ms,
+            "prefill": prefill_ms,
             "setup": factor * side.setup_ms,
             "transfer": factor * moved * side.transfer_ms_per_token * (1 + side.transfers),
+            "room": max(0.0, before_ms - queue_ms - prefill_ms),
             # The decode side computes the prompt's last token, which gives the first of the answer.
             "step": factor * decode.cost.step_ms(decode.streams + 1.0),
         },
