@@ -39,6 +39,15 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         """Predicted milliseconds to decode `tokens` output tokens in a batch of `batch` streams."""
         return max(0.0, tokens) * self.step_ms(batch)
 
+    def at_chunk(self, measured_tokens: int, other_tokens: int) -> "CostModel":
+        """Return the costs of the same replica with another prefill chunk than it was measured with.
+
+        Each chunk is a step, and every step has the base once: a prompt token has a chunk's share of it.
+        """
+        moved = self.step_base_ms * (1.0 / other_tokens - 1.0 / measured_tokens)
+        per_token = max(0.0, self.prefill_ms_per_token + moved)
+        return msgspec.structs.replace(self, prefill_ms_per_token=per_token)
+
     def bandwidth_share_of_step(self, batch: float) -> float:
         """Part of a step (0 to 1) that does not grow with the batch: the shared reading of the weights."""
         return self.step_base_ms / self.step_ms(batch)
