@@ -1,6 +1,7 @@
 """What is kept of an adopted lever while its triggers watch it."""
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -152,6 +153,40 @@ def own_cut(lever: Adopted, spec: TriggerSpec) -> frozenset[Cut]:
         return frozenset()
     mine = cut in lever.cuts if lever.cuts else cut.dimension in KNOWN_BEFORE_SERVING
     return frozenset({cut}) if mine else frozenset()
+
+
+def watches_of(record: LeverRecord, fired: frozenset[str], now_s: float) -> list[TriggerWatch]:
+    """Return the watch of each trigger; `fired`: those that hold something back from the start."""
+    return [
+        TriggerWatch(spec=spec, is_off=spec.name in fired, moved_at_s=now_s)
+        for spec in record.triggers
+    ]
+
+
+def hold_back(lever: Adopted, spec: TriggerSpec) -> None:
+    """Note what a trigger that fired takes from the lever: itself, or one cut."""
+    match spec.action:
+        case TriggerAction.DISABLE:
+            lever.off_by.add(spec.name)
+        case TriggerAction.DISABLE_CUT:
+            lever.cuts_off = lever.cuts_off | own_cut(lever, spec)
+        case TriggerAction.DISTRUST_INDEX | TriggerAction.LOWER_AFFINITY:
+            return
+        case _:
+            assert_never(spec.action)
+
+
+def give_back(lever: Adopted, spec: TriggerSpec) -> None:
+    """Note that a trigger takes nothing from the lever any more."""
+    match spec.action:
+        case TriggerAction.DISABLE:
+            lever.off_by.discard(spec.name)
+        case TriggerAction.DISABLE_CUT:
+            lever.cuts_off = lever.cuts_off - own_cut(lever, spec)
+        case TriggerAction.DISTRUST_INDEX | TriggerAction.LOWER_AFFINITY:
+            return
+        case _:
+            assert_never(spec.action)
 
 
 def hold_off(lever: Adopted, trigger: str, now_s: float) -> None:
