@@ -53,6 +53,12 @@ signal = "net_tpot_ratio"
 off_at = 1.05
 off_when_above = true
 because = "the gain that pays for the quality at risk is gone"
+
+[[triggers]]
+signal = "effective_mismatch"
+off_at = 0.0
+off_when_above = true
+because = "what runs is not the precision that was measured: nothing is known of its quality"
 """
 
 
