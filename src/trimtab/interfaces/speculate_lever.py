@@ -141,6 +141,8 @@ def _trigger(one: TriggerSpec) -> str:
     ]
     if one.on_at is not None:
         lines.append(f"on_at = {one.on_at:g}")
+    if one.cut is not None:
+        lines += [f'cut = "{one.cut}"', f'action = "{one.action.value}"']
     return "\n".join(lines) + "\n"
 
 

@@ -14,13 +14,9 @@ several answers at once do not share what they have seen.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
-
-LOOP_PERIOD_MAX: Final = 32
-LOOP_TOKENS_MIN: Final = 16
-LOOP_REPEATS: Final = 3
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,19 +184,3 @@ def agreed(one: Sequence[int], other: Sequence[int]) -> int:
         if a != b:
             return at
     return min(len(one), len(other))
-
-
-def is_looping(output: Sequence[int]) -> bool:
-    """Say whether an answer ends in a loop: its end repeats itself three times and more.
-
-    A loop is drafted for almost free and says nothing of answers that somebody wants.
-    """
-    length = len(output)
-    for period in range(1, min(LOOP_PERIOD_MAX, length // LOOP_REPEATS) + 1):
-        at = length - 1
-        while at >= period and output[at] == output[at - period]:
-            at -= 1
-        run = length - 1 - at + period
-        if run >= max(LOOP_TOKENS_MIN, LOOP_REPEATS * period):
-            return True
-    return False

@@ -66,7 +66,7 @@ class Speculator:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector) as session:
                 stage = DraftStage(launcher, session, self._clock, revision)
-                measured = await self._measure(stage)
+                measured = await self.measure(stage)
         finally:
             await launcher.close()
         return answer_of(
@@ -88,7 +88,8 @@ class Speculator:
             speculation=OFF,
         )
 
-    async def _measure(self, stage: DraftStage) -> Measured:
+    async def measure(self, stage: DraftStage) -> Measured:
+        """Measure with the arms that a stage starts; raises `LaunchError`, `ArmError`."""
         ask = self._ask
         off = await stage.start(RECORDER, OFF)
         asked = await asked_of(off, ask.samples)

@@ -8,13 +8,14 @@ import msgspec
 from trimtab.core.revision import Speculation
 from trimtab.engines.llamacpp_decode import Decoded
 from trimtab.levers.speculation_found import CutFigures, PointFigures, judge_cut
-from trimtab.policies.ngram_drafts import DraftCounts, is_looping
+from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import StepTimes, predict
 from trimtab.quality.ladder import ratio_of
 from trimtab.runtime.speculate_arm import DraftArm, LoopTime
 from trimtab.runtime.speculate_record import Asked, counts_of, fits, total
 from trimtab.runtime.speculate_stage import DraftStage
 from trimtab.runtime.speculate_steps import OFF, PLAIN
+from trimtab.workloads.base import looks_looping
 
 Say = Callable[[float, str], None]
 
@@ -106,7 +107,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def looping(self) -> bool:
         """Whether one of the answers ends in a loop."""
-        return is_looping(self.off.tokens) or is_looping(self.on.tokens)
+        return looks_looping(self.off.text) or looks_looping(self.on.text)
 
 
 async def run_pairs(

@@ -10,9 +10,10 @@ from trimtab.core.cuts import repetition_bucket
 from trimtab.core.ports import LaunchError
 from trimtab.core.types import Constraint
 from trimtab.engines.llamacpp_decode import Decoded
-from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, is_looping, replay
+from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, replay
 from trimtab.runtime.prompt import repetition_of
 from trimtab.runtime.speculate_arm import DraftArm, Prompt
+from trimtab.workloads.base import looks_looping
 from trimtab.workloads.draft_samples import DraftSample
 
 ANSWER_TOKENS_MIN = 4
@@ -45,7 +46,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def looping(self) -> bool:
         """Whether it ends in a loop."""
-        return is_looping(self.decoded.tokens)
+        return looks_looping(self.decoded.text)
 
     @property
     def usable(self) -> bool:

@@ -26,9 +26,9 @@ PLAIN: Final = "plain"
 IDLE: Final = "idle"
 OFF: Final = Speculation()
 
-STEPS: Final = ((4, 24), (8, 16), (16, 12))
+STEPS: Final = ((2, 24), (4, 16), (8, 10), (16, 6))
 """(batch up to, steps of a run); larger batches take `STEPS_MIN`: their steps are long."""
-STEPS_MIN: Final = 8
+STEPS_MIN: Final = 4
 
 
 def idle_speculation() -> Speculation:

@@ -6,7 +6,6 @@ from trimtab.policies.ngram_drafts import (
     DraftCounts,
     LongestMatch,
     NewestMatch,
-    is_looping,
     replay,
 )
 
@@ -85,18 +84,3 @@ def test_counts_add_up() -> None:
     assert (both.drafted, both.accepted) == ((3, 2), (2, 1))
     assert both.tokens_per_step == pytest.approx(1.4)
     assert both.draft_share == pytest.approx(0.3)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "looping"),
-    [
-        ([1, 2, 3, *[7] * 16], True),
-        ([1, 2, 3, *[7] * 10], False),
-        ([5, *[1, 2, 3, 4, 5, 6] * 3], True),
-        ([*CODE, *CODE], False),
-        ([], False),
-    ],
-)
-def test_loop_is_known_by_an_end_that_repeats_three_times(tokens: list[int], looping: bool) -> None:
-    """Code that comes twice is no loop; one token sixteen times is."""
-    assert is_looping(tokens) is looping
