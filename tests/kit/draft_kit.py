@@ -169,6 +169,12 @@ def echo(prompt: str) -> str:
     return rest.partition(" END")[0] if mark else " ".join(f"own{at}" for at in range(30))
 
 
+def stumble(prompt: str) -> str:
+    """Repeat as `echo` does, but for every eighth word: most drafts go wrong in the middle."""
+    words = echo(prompt).split()
+    return " ".join(f"new_{each}" if at % 8 == 7 else each for at, each in enumerate(words))
+
+
 def edit(number: int, words: int = 60) -> DraftSample:
     code = " ".join(f"code{number}_{at}" for at in range(words))
     return DraftSample(

@@ -47,7 +47,9 @@ def test_answer_without_drafts_took_a_step_for_each_token() -> None:
 def test_body_leaves_the_end_to_the_model_and_the_samplers_to_the_engine() -> None:
     """As users are served: nothing is forced, nothing ignored."""
     body = json.loads(
-        decode_body([1, 2], tokens_max=8, temperature=0.7, seed=3, slot=2, schema={"type": "object"})
+        decode_body(
+            [1, 2], tokens_max=8, temperature=0.7, seed=3, slot=2, schema={"type": "object"}
+        )
     )
     assert body["json_schema"] == {"type": "object"}
     assert (body["id_slot"], body["n_predict"], body["cache_prompt"]) == (2, 8, True)

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from draft_kit import REVISION, FakeStage, Law, ask_of, edit, talk
+from draft_kit import REVISION, FakeStage, Law, ask_of, edit, stumble, talk
 
 from trimtab.core.ports import LaunchError
 from trimtab.levers.speculation_found import Pays, Speculated
@@ -53,7 +53,7 @@ def test_drafting_stays_off_where_every_token_costs_a_whole_step() -> None:
 
 def test_break_even_lies_where_computing_takes_over() -> None:
     """It pays alone and no more with eight streams; the break-even is between, within its bounds."""
-    found = find(FakeStage(Law(base=10.0, token=3.0)), ask_of())
+    found = find(FakeStage(Law(base=10.0, token=2.0), say=stumble), ask_of(depths=(8,)))
     even = found.break_even
     assert even.batch is not None
     assert 1.0 < even.batch < 8.0
@@ -64,7 +64,7 @@ def test_break_even_lies_where_computing_takes_over() -> None:
 
 def test_above_the_break_even_it_is_off() -> None:
     """Asked about eight streams, the answer is that it stays off."""
-    found = find(FakeStage(Law(base=10.0, token=3.0)), ask_of(batch=8))
+    found = find(FakeStage(Law(base=10.0, token=2.0), say=stumble), ask_of(depths=(8,), batch=8))
     assert not found.pays
     assert {one.batch: one.depth for one in found.choices}[8] == 0
 

@@ -13,11 +13,11 @@ from trimtab.workloads.draft_samples import (
     standard_samples,
 )
 
-FUNCTION = '''def {name}(first, second):
+FUNCTION = """def {name}(first, second):
     total = first + second
     result = total * {number}
     return result
-'''
+"""
 SOURCES = {
     f"file{n}.py": "\n".join(
         FUNCTION.format(name=f"compute_{n}_{at}", number=at) for at in range(12)
@@ -45,7 +45,9 @@ def test_given_requests_keep_label_length_and_schema() -> None:
     """A chat and a plain prompt; without a label they are all traffic."""
     schema = {"type": "object"}
     lines = [
-        json.dumps({"messages": [{"role": "user", "content": "hi"}], "label": "a", "max_tokens": 9}),
+        json.dumps(
+            {"messages": [{"role": "user", "content": "hi"}], "label": "a", "max_tokens": 9}
+        ),
         json.dumps(
             {
                 "prompt": "one two",
