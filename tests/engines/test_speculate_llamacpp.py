@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(600)]
 
 
 async def test_edits_gain_alone_and_nothing_is_claimed_of_free_text() -> None:
-    """The rule drafts what the engine drafts; edits gain at one stream, questions and chats show no gain; JSON stays."""
+    """The rule drafts what the engine drafts; edits gain alone, questions and chats show no gain; JSON stays valid."""
     pytest.importorskip("jsonschema", reason="the jsonschema package is not installed")
     ask = SpeculateAsk(
         engine=EngineConfig(),
