@@ -133,8 +133,8 @@ A histogram has `_bucket`, `_sum` and `_count` series. A counter may have a `_cr
 
 CLI_HEAD = """# Command line
 
-Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan` and
-`trimtab prompts` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
+Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan`,
+`trimtab prompts` and `trimtab repeats` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
 answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is broken (`verify`)
 or knows no such event or lever, and with 2 if there is no ledger.
 
@@ -179,7 +179,19 @@ BOUNDS = (
     ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
     ("engines.scrape", "SERIES_MAX", "series of one page"),
     ("workloads.prompt_lint", "SESSIONS_MAX", "sessions that `prompts` remembers at once"),
-    ("interfaces.prompts_cli", "LINE_BYTES_MAX", "bytes of one line that `prompts` reads"),
+    (
+        "interfaces.request_lines",
+        "LINE_BYTES_MAX",
+        "bytes of one line that `prompts` and `repeats` read",
+    ),
+    (
+        "workloads.foretold",
+        "PROMPT_TOKENS_MAX",
+        "tokens at the end of a prompt that `repeats` looks at",
+    ),
+    ("workloads.foretold", "EARLIER_GRAMS_MAX", "pieces of earlier answers that `repeats` keeps"),
+    ("levers.speculation_repeats", "GROUPS_MAX", "parts of the traffic that `repeats` tells apart"),
+    ("interfaces.repeats_cli", "ANSWERS_SEEN_MAX", "answers that `repeats` knows by a hash"),
 )
 
 RESULT_STRUCTS = (

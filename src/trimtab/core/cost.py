@@ -81,21 +81,25 @@ class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(pairs))
 
     def break_even_batch(self) -> float | None:
-        """Batch at which aggregate throughput with speculation falls to that without it.
+        """Batch at which aggregate throughput with speculation falls to that without it; see `first_loss`."""
+        return first_loss(self.ratios())
 
-        Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
-        gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
-        at the smallest.
-        """
-        ratios = self.ratios()
-        if not ratios:
-            return None
-        if ratios[0][1] <= 1.0:
-            return 0.0
-        for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
-            if ratio_b <= 1.0:
-                return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
+
+def first_loss(ratios: Sequence[tuple[int, float]]) -> float | None:
+    """Return the batch from which on a ratio of throughput is 1 or less, of (batch, ratio) in rising order.
+
+    Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
+    gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
+    at the smallest.
+    """
+    if not ratios:
         return None
+    if ratios[0][1] <= 1.0:
+        return 0.0
+    for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
+        if ratio_b <= 1.0:
+            return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
+    return None
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
