@@ -9,8 +9,8 @@ from trimtab.quality.quantized import Quantized
 from trimtab.quality.rung_results import loss_gate
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_texts import CODE, QualityText
-from trimtab.runtime.quantize import Quantizer
 from trimtab.runtime.quantize_ask import QuantizeAsk
+from trimtab.runtime.quantize_walk import quantize
 from trimtab.runtime.sources import standard_library
 
 pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(900)]
@@ -35,7 +35,7 @@ async def walk(folder: Path, *rungs: str) -> Quantized:
         sensitivity=False,
         confirm=False,
     )
-    return await Quantizer(ask, SystemClock(), lambda *_: None).run()
+    return await quantize(ask, SystemClock(), lambda *_: None)
 
 
 def files(folder: Path) -> set[str]:

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from trimtab.core.types import Verdict
 from trimtab.interfaces.quantize_view import harm_words
-from trimtab.quality.ladder import ORIGINAL_KV, RungResult
+from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
+from trimtab.quality.ladder import RungResult
 from trimtab.quality.quantized import Quantized
 
 RECORD: Final = """\
@@ -88,15 +90,33 @@ def scores(found: Quantized) -> str | None:
     if not found.items or chosen.rung.is_original:
         return None
     lines = (
-        {
-            "item": item.id,
-            "baseline": int(item.right),
-            "candidate": int(right),
-            "cuts": [f"label={item.kind}"],
-        }
-        for item, right in zip(found.items, chosen.right, strict=True)
+        line
+        for before, after in zip(found.items, chosen.items, strict=True)
+        for line in _score_lines(before, after.answer)
     )
     return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def floor_words(found: Quantized) -> str:
+    """Return the options of `rollout score` that tell the noise floor; empty where no item was sampled."""
+    if not found.floors:
+        return ""
+    return f" --floor {max(found.floors.values()):.4f} --floor-runs {found.plan.eval_runs}"
+
+
+def _score_lines(item: EvalOutcome, answer: EvalAnswer) -> Iterator[dict[str, object]]:
+    """Yield a line for each seeded run of an item: runs with one seed belong together."""
+    several = len(answer.right) > 1
+    for run, (was, now) in enumerate(zip(item.answer.right, answer.right, strict=True), start=1):
+        line: dict[str, object] = {
+            "item": f"{item.id}#{run}" if several else item.id,
+            "baseline": int(was),
+            "candidate": int(now),
+            "cuts": [f"label={item.kind}"],
+        }
+        if item.answer.input_tokens is not None:
+            line["input_tokens"] = item.answer.input_tokens
+        yield line
 
 
 def _slice(chosen: RungResult) -> str:
@@ -106,6 +126,6 @@ def _slice(chosen: RungResult) -> str:
 
 def _revision(chosen: RungResult, artifact: str) -> str:
     lines = [f'model = "{Path(artifact).resolve()}"']
-    if chosen.rung.kv_type != ORIGINAL_KV:
+    if chosen.rung.lowers_kv:
         lines.append(f'kv_type = "{chosen.rung.kv_type}"')
     return "".join(f"{line}\n" for line in lines)

@@ -11,11 +11,12 @@ from trimtab.core.stats import Interval
 from trimtab.core.types import Technique, Verdict
 from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_lever import lever_record, scores
+from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores
 from trimtab.interfaces.quantize_view import rows_of
+from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import Ratio, Rung, RungChoice, RungResult, Speed, Stage
 from trimtab.quality.paired import Direction, Margin, PairedResult
-from trimtab.quality.quantized import EvalOutcome, Plan, Quantized
+from trimtab.quality.quantized import Plan, Quantized
 from trimtab.rollout.short_record import parse_record
 
 MARGIN = Margin(value=0.02, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
@@ -58,7 +59,10 @@ def result(name: str, tpot: float, kinds: dict[str, Verdict], kv: str = "f16") -
         file_bytes=270_000_000 if original else 145_000_000,
         resident_bytes=300_000_000,
         kv_bytes_per_token=23_040.0,
-        right=(True, False),
+        items=(
+            EvalOutcome("a", "support", EvalAnswer((True,), 300)),
+            EvalOutcome("b", "support", EvalAnswer((False, True))),
+        ),
     )
 
 
@@ -98,7 +102,10 @@ def found(
         notes=(),
         machine="here",
         took_s=1.0,
-        items=(EvalOutcome("a", "support", True), EvalOutcome("b", "support", True)),
+        items=(
+            EvalOutcome("a", "support", EvalAnswer((True,), 300)),
+            EvalOutcome("b", "support", EvalAnswer((True, True))),
+        ),
     )
 
 
@@ -135,13 +142,24 @@ def test_original_needs_no_record() -> None:
 
 
 def test_scores_pair_the_items_of_both_arms() -> None:
-    """One line an item, as `rollout score` reads them."""
+    """One line an item and seeded run, with the length of its prompt, as `rollout score` reads them."""
     lines = scores(found(result("q8_0", 0.7, BOTH)))
     assert lines is not None
+    cuts = {"cuts": ["label=support"]}
     assert [json.loads(line) for line in lines.splitlines()] == [
-        {"item": "a", "baseline": 1, "candidate": 1, "cuts": ["label=support"]},
-        {"item": "b", "baseline": 1, "candidate": 0, "cuts": ["label=support"]},
+        {"item": "a", "baseline": 1, "candidate": 1, "input_tokens": 300, **cuts},
+        {"item": "b#1", "baseline": 1, "candidate": 0, **cuts},
+        {"item": "b#2", "baseline": 1, "candidate": 1, **cuts},
     ]
+
+
+def test_noise_floor_is_handed_on_as_options() -> None:
+    """The largest floor of all kinds, and of how many runs; nothing where nothing was sampled."""
+    answer = found(result("q8_0", 0.7, BOTH))
+    assert floor_words(answer) == ""
+    plan = msgspec.structs.replace(answer.plan, eval_runs=3)
+    noisy = msgspec.structs.replace(answer, plan=plan, floors={"a": 0.01, "b": 0.025})
+    assert floor_words(noisy) == " --floor 0.0250 --floor-runs 3"
 
 
 def test_table_and_page_tell_every_rung_and_gate() -> None:
