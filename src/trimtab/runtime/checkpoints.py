@@ -254,7 +254,8 @@ def written_tensors(folder: Path) -> tuple[StoredTensor, ...]:
 
 
 def _values(path: Path, tensor: StoredTensor, view: memoryview) -> Floats:
-    raw = view[tensor.start : tensor.start + tensor.size]
+    # A copy: an error whose traceback held a part of the map would keep it from being closed.
+    raw = bytes(view[tensor.start : tensor.start + tensor.size])
     match tensor.dtype:
         case "BF16":
             values = from_bf16(raw, tensor.shape)
