@@ -86,7 +86,7 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     "evals",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Evals as JSONL: prompts with checks, or HumanEval, MBPP, GSM8K, BLiMP as published. A rung must pass each kind.",
+    help="Evals as JSONL: prompts with checks, or HumanEval, MBPP, GSM8K, BLiMP as published; each kind must pass.",
 )
 @click.option(
     "--lm-eval",
@@ -143,6 +143,11 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     "--no-confirm", is_flag=True, help="Leave out the second full run of the chosen rung."
 )
 @click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with a walk into the same folder that was interrupted: what it has measured is taken over.",
+)
+@click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out"),
@@ -156,8 +161,9 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
 
     MODEL is a GGUF file, or a folder for vLLM; without one it is the packaged model. The ladder is walked from the
     original down, one stage at a time. Every rung runs beside the original on this machine: both are scored on the same
-    texts through the path that serves users, and their speed is measured in turns. The answer is the rung of lowest latency and cost whose difference in quality lies within the margin; it is
-    measured once more, and written as a lever record to propose.
+    texts through the path that serves users, and their speed is measured in turns. The answer is the rung of lowest
+    latency and cost whose difference in quality lies within the margin; it is measured once more, and written as a lever
+    record to propose.
 
     \b
     Examples:
@@ -213,6 +219,7 @@ def _ask_of(
     only: tuple[str, ...],
     no_sensitivity: bool,
     no_confirm: bool,
+    resume: bool,
 ) -> QuantizeAsk:
     """Read the files that the options name; raises `TextError`, and `UsageError` for what the engine does not have."""
     kind = WalkEngine(engine)
@@ -242,6 +249,7 @@ def _ask_of(
         only=only,
         sensitivity=not no_sensitivity,
         confirm=not no_confirm,
+        resume=resume,
     )
 
 

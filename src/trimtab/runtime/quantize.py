@@ -5,6 +5,7 @@ in turns with it, and ended. Files of rungs that are not chosen are removed at o
 behind `LadderEngine`.
 """
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -31,6 +32,14 @@ from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text
 from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress
 from trimtab.runtime.quantize_original import Original, beginnings_of, plan_of, windows_of
+from trimtab.runtime.quantize_sitting import (
+    Sitting,
+    begun,
+    ended,
+    fingerprint_of,
+    kept,
+    words_of,
+)
 
 FREE_TOKENS: Final = 64
 
@@ -45,6 +54,7 @@ class Quantizer:
         self._engine = engine
         self._clock = clock
         self._say = on_progress
+        self._sitting = Sitting(fingerprint="")
 
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
@@ -64,6 +74,13 @@ class Quantizer:
         )
         plan = plan_of(self._ask, original)
         self._ask.on_plan(plan)
+        fingerprint = fingerprint_of(
+            self._ask,
+            engine=self._engine.version,
+            machine=self._engine.machine,
+            sha256=started.sha256,
+        )
+        self._sitting = await asyncio.to_thread(begun, self._ask, fingerprint)
         found = await self._sensitivity(original)
         results = await self._climbed(original, found)
         choice = choose(results, kv_binds=self._ask.kv_binds)
@@ -74,6 +91,7 @@ class Quantizer:
             confirmation = await self._confirm(original, chosen, found)
         holds = confirmation is None or confirmation.holds
         artifact = await self._artifact(chosen, found) if holds else None
+        await asyncio.to_thread(ended, self._ask)
         return Quantized(
             engine=self._engine.version,
             model=started.source,
@@ -90,7 +108,7 @@ class Quantizer:
             artifact=artifact,
             lever_record=None,
             kv_binds=self._ask.kv_binds,
-            notes=self._engine.notes(results),
+            notes=(*self._engine.notes(results), *words_of(self._sitting)),
             machine=self._engine.machine,
             took_s=self._clock.mono_s() - began_s,
             items=original.items,
@@ -114,12 +132,16 @@ class Quantizer:
     async def _sensitivity(self, original: Original) -> Sensitivity | None:
         if not self._ask.sensitivity:
             return None
+        if self._sitting.sensitivity is not None:
+            return self._sitting.sensitivity
         # Half the windows: a group's damage decides an order, every rung is scored whole.
-        return await self._engine.sensitivity(
+        found = await self._engine.sensitivity(
             original.windows[::2],
             original.scores[::2],
             lambda words, part: self._say(words, 0.1 + 0.1 * part),
         )
+        await self._keep(msgspec.structs.replace(self._sitting, sensitivity=found))
+        return found
 
     async def _climbed(self, original: Original, found: Sensitivity | None) -> list[RungResult]:
         """Measure every rung, in the order of the ladder."""
@@ -129,11 +151,21 @@ class Quantizer:
             self._say(
                 f"{rung.label} ({number + 1} of {len(rungs)})", 0.2 + 0.7 * number / len(rungs)
             )
-            before = results.get(rung.after)
-            results[rung.label] = await self._measure(original, rung, found, before)
+            result = self._sitting.results.get(rung.label)
+            if result is None:
+                before = results.get(rung.after)
+                result = await self._measure(original, rung, found, before)
+                done = {**self._sitting.results, rung.label: result}
+                await self._keep(msgspec.structs.replace(self._sitting, results=done))
+            results[rung.label] = result
             if number + 1 == len(rungs) or rungs[number + 1].name != rung.name:
                 self._engine.discard()
         return list(results.values())
+
+    async def _keep(self, sitting: Sitting) -> None:
+        """Have it on disk, so that an interrupted walk can go on."""
+        self._sitting = sitting
+        await asyncio.to_thread(kept, self._ask, sitting)
 
     def _rungs(self, found: Sensitivity | None) -> tuple[Rung, ...]:
         every = self._engine.rungs(found)

@@ -35,12 +35,14 @@ class QuantizeAsk(msgspec.Struct, frozen=True, kw_only=True):
     concurrencies: tuple[int, ...] = (2, 4)
     margin_nats: float = 0.02
     kv_binds: bool = False
-    free_prompts: int = 12
+    free_prompts: int = 8
     evals: EvalSet = EvalSet(items=(), total=0)
     eval_margin: float = 0.02
     only: tuple[str, ...] = ()
     sensitivity: bool = True
     confirm: bool = True
+    resume: bool = False
+    """Take over what an interrupted walk into the same folder has measured."""
     start_timeout_s: float = 120.0
     on_plan: Callable[[Plan], None] = lambda _: None
     """Hears what will be measured, before it is."""

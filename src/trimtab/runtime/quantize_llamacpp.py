@@ -48,7 +48,8 @@ class LlamaCppLadder:
         self._shipped = shipped_kind(header)
         self._original = self._source
         self._launcher = LlamaCppLauncher(clock=clock, start_timeout_s=ask.start_timeout_s)
-        self._places = self._launcher.place([ORIGINAL, RUNG])
+        # Both are asked in turn and never at once: each may have every core.
+        self._places = (*self._launcher.place([ORIGINAL]), *self._launcher.place([RUNG]))
         self._folder = ask.folder / "models"
         self._written: Path | None = None
         """The file of the present rung, while one is kept."""
