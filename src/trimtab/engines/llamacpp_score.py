@@ -46,6 +46,11 @@ class LlamaCppScore:
     def __init__(self, slot: int = 0) -> None:
         self._slot = slot
 
+    @property
+    def streams(self) -> int:
+        """See `ScoreFormat`."""
+        return 1
+
     def tokens(self, text: str) -> Ask[tuple[int, ...]]:
         """See `ScoreFormat`."""
         return Ask(TOKENIZE_PATH, tokenize_body(text), read_tokens)

@@ -27,6 +27,11 @@ class Generated(msgspec.Struct, frozen=True):
 class ScoreFormat(Protocol):
     """How an engine is asked. No asking changes what a later one is told."""
 
+    @property
+    def streams(self) -> int:
+        """How many continuations may run at once: 1 where they share a slot's cache."""
+        ...
+
     def tokens(self, text: str) -> Ask[tuple[int, ...]]:
         """Ask for the tokens of a text, with what the model begins a text with."""
         ...

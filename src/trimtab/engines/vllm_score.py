@@ -16,6 +16,7 @@ from trimtab.core.ports import EngineFormatError
 from trimtab.engines.openai import COMPLETIONS_PATH
 from trimtab.engines.score_format import Ask, Generated
 
+STREAMS: Final = 8
 TOKENIZE_PATH: Final = "/tokenize"
 CLAMPED: Final = -9999.0
 """What vLLM tells for minus infinity, which JSON does not have."""
@@ -42,6 +43,11 @@ class _Completion(msgspec.Struct):
 
 class VllmScore:
     """Implements `ScoreFormat`; one request scores a whole window."""
+
+    @property
+    def streams(self) -> int:
+        """See `ScoreFormat`."""
+        return STREAMS
 
     def tokens(self, text: str) -> Ask[tuple[int, ...]]:
         """See `ScoreFormat`."""

@@ -11,7 +11,7 @@ from trimtab.engines.vllm_checks import GARBAGE_KV_TYPES
 from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores
+from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores, start_command
 from trimtab.interfaces.quantize_view import plan_words, show
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.quality.eval_scores import RUNS_DEFAULT, Harness
@@ -162,8 +162,8 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     MODEL is a GGUF file, or a folder for vLLM; without one it is the packaged model. The ladder is walked from the
     original down, one stage at a time. Every rung runs beside the original on this machine: both are scored on the same
     texts through the path that serves users, and their speed is measured in turns. The answer is the rung of lowest
-    latency and cost whose difference in quality lies within the margin; it is measured once more, and written as a lever
-    record to propose.
+    latency and cost whose difference in quality lies within the margin; it is measured once more, and written as a
+    lever record to propose.
 
     \b
     Examples:
@@ -190,6 +190,8 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     else:
         show(found, Console())
         click.echo(f"\n{report / PAGE_NAME}: the same with pictures and every gate")
+        if command := start_command(found):
+            click.echo(command)
         if found.lever_record:
             click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
             if found.items:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,7 @@ from trimtab.quality.quantized import Quantized
 
 RECORD: Final = """\
 # Written by `trimtab quantize`; {because}
-name = "precision-{name}"
+{started}name = "precision-{name}"
 technique = "quantization"
 owner = "unnamed"
 premise = "decode is bound by memory bandwidth, or memory capacity binds; TPOT {ratio:.2f} of the original"
@@ -68,6 +69,7 @@ def lever_record(found: Quantized) -> str | None:
     largest = max(one.file_bytes for one in found.results)
     return RECORD.format(
         because=chosen.because,
+        started=_started(found, chosen),
         name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
         condition=f"all traffic but {refused}" if refused else "all traffic",
         slice=_slice(chosen) if refused else "",
@@ -122,6 +124,25 @@ def _score_lines(item: EvalOutcome, answer: EvalAnswer) -> Iterator[dict[str, ob
 def _slice(chosen: RungResult) -> str:
     passed = [kind for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
     return "slice = [" + ", ".join(f'"label={kind}"' for kind in passed) + "]\n"
+
+
+def start_command(found: Quantized) -> str:
+    """Return what starts the chosen rung on a server of its own, empty where trimtab's own fleet takes it by itself."""
+    chosen = next(one for one in found.results if one.rung.label == found.choice.rung)
+    if found.artifact is None or not found.engine.startswith("vllm/"):
+        return ""
+    kv = f" --kv-dtype {chosen.rung.kv_type}" if chosen.rung.lowers_kv else ""
+    return f"trimtab engine vllm --model {shlex.quote(str(Path(found.artifact).resolve()))}{kv}"
+
+
+def _started(found: Quantized, chosen: RungResult) -> str:
+    command = start_command(found)
+    if not command:
+        return ""
+    return (
+        f"# {chosen.rung.label} was read back from a running vLLM. Its servers are started by who runs them, such as:\n"
+        f"#   {command}\n"
+    )
 
 
 def _revision(chosen: RungResult, artifact: str) -> str:

@@ -56,6 +56,11 @@ class QualityArm:
         self._session = session
         self._format = score_format
 
+    @property
+    def streams(self) -> int:
+        """How many continuations it may be asked for at once."""
+        return self._format.streams
+
     async def tokens(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text; raises `ArmError`."""
         return await self._ask(self._format.tokens(text))
