@@ -134,9 +134,9 @@ A histogram has `_bucket`, `_sum` and `_count` series. A counter may have a `_cr
 CLI_HEAD = """# Command line
 
 Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan`,
-`trimtab prompts` and `trimtab repeats` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
-answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is broken (`verify`)
-or knows no such event or lever, and with 2 if there is no ledger.
+`trimtab prompts` and `trimtab repeats` have codes of their own, told in their help. `trimtab load` ends with 1 also if
+a request was not answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is
+broken (`verify`) or knows no such event or lever, and with 2 if there is no ledger.
 
 """
 
@@ -148,7 +148,7 @@ BOUNDS = (
     ("runtime.ledger", "BATCH_MAX", "rows in one transaction"),
     ("policies.places", "SESSIONS_MAX", "sessions that keep their place in or out of a slice"),
     ("policies.estimates", "LABELS_MAX", "labels whose length of answer is remembered"),
-    ("runtime.gateway", "LABEL_CHARS_MAX", "characters of a label"),
+    ("runtime.prompt", "LABEL_CHARS_MAX", "characters of a label"),
     ("runtime.recorder", "OUTPUT_CHARS_KEPT_MAX", "characters of output kept until a request ends"),
     ("runtime.prompt", "SHINGLE_PROMPT_BYTES_MAX", "bytes of a prompt looked at for repetition"),
     ("runtime.upstream", "RESPONSE_BYTES_MAX", "bytes of an answer that is not streamed"),

@@ -197,7 +197,9 @@ class FleetColumns:
             work = self._work = (key, rules.whole(self))
         else:
             for at in changed:
-                work[1][:, at] = rules.one(*self.block[:_KV, at].tolist(), float(self.slots[at]))
+                running, waiting, prefill, decode = self.block[:_KV, at].tolist()
+                slots = float(self.slots[at])
+                work[1][:, at] = rules.one(running, waiting, prefill, decode, slots)
         if changed:
             changed.clear()
         return work[1]

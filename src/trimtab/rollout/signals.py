@@ -16,8 +16,8 @@ The batch is a mean over time, not over requests: requests of a burst meet the b
 admitted while it lasts. A signal without any sample is None, never 0.
 
 At a high temperature fewer drafts are accepted, by design. So a signal that is watched for each temperature apart is,
-without a cut, that of the temperature at which the lever does best (`Watched.by_temperature`): a change of the mix moves
-no signal, and a temperature that does badly is the matter of the trigger that has it as its cut.
+without a cut, that of the temperature at which the lever does best (`Watched.by_temperature`): a change of the mix
+moves no signal, and a temperature that does badly is the matter of the trigger that has it as its cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
     `replicas`: where the lever acts, None for all. `baseline_tpot_ms`: TPOT without the lever by batch bucket
     (`tpot_by_batch`). `cut`: only requests of this cut count. `revision`: what its replicas were to run, None if it is
-    not about one. `scores`: the evaluations of what it moves. `by_temperature`: other triggers watch this signal for each temperature apart.
+    not about one. `scores`: the evaluations of what it moves. `by_temperature`: other triggers watch this signal
+    for each temperature apart.
     """
 
     replicas: tuple[str, ...] | None = None
