@@ -148,7 +148,7 @@ BOUNDS = (
     ("runtime.ledger", "BATCH_MAX", "rows in one transaction"),
     ("policies.places", "SESSIONS_MAX", "sessions that keep their place in or out of a slice"),
     ("policies.estimates", "LABELS_MAX", "labels whose length of answer is remembered"),
-    ("runtime.gateway", "LABEL_CHARS_MAX", "characters of a label"),
+    ("runtime.prompt", "LABEL_CHARS_MAX", "characters of a label"),
     ("runtime.recorder", "OUTPUT_CHARS_KEPT_MAX", "characters of output kept until a request ends"),
     ("runtime.prompt", "SHINGLE_PROMPT_BYTES_MAX", "bytes of a prompt looked at for repetition"),
     ("runtime.upstream", "RESPONSE_BYTES_MAX", "bytes of an answer that is not streamed"),
