@@ -45,6 +45,16 @@ class StreamText:
         self._heads.clear()
         self._is_known = True
 
+    def chunk(self, chunk: bytes) -> bytes | None:
+        """Return what `insides` would return of one chunk, None where that is not seen at once: then ask it."""
+        head = self._heads.get(len(chunk))
+        if head is None or not chunk.startswith(head) or not chunk.endswith(self._tail):
+            return None
+        text = chunk[len(head) : -len(self._tail)]
+        if b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text:
+            return None
+        return text
+
     def insides(self, chunks: bytes) -> list[bytes] | None:
         """Return what `inside` would return of each event, where `chunks` is whole HTTP chunks of one event each.
 
@@ -53,17 +63,11 @@ class StreamText:
         if not self._is_known:
             return None
         tail, heads = self._tail, self._heads
-        head = heads.get(len(chunks) - len(tail))
-        if head is not None and chunks.startswith(head) and chunks.endswith(tail):
-            # One chunk, of a size that was seen before: by far the most frequent case.
-            text = chunks[len(head) : -len(tail)]
-            if not (b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text):
-                return [text]
         parts = chunks.split(tail)
         if parts.pop():
             return None
         for at, part in enumerate(parts):
-            size = len(part)
+            size = len(part) + len(tail)
             head = heads.get(size) or self._head(size)
             if not part.startswith(head):
                 return None
@@ -76,9 +80,9 @@ class StreamText:
         return parts
 
     def _head(self, size: int) -> bytes:
-        """Return what stands before the text of a chunk that is, without what stands after it, of this size."""
+        """Return what stands before the text of a chunk that has this size, its frame included."""
         # The length is said of the event alone, and how many digits it takes depends on itself.
-        event = size + len(self._after)
+        event = size - 2
         digits = next(n for n in range(1, 17) if event - n - 2 < 16**n)
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()

@@ -147,17 +147,18 @@ class Measurement:
         hardware: str,
         topology: str,
     ) -> RequestRecord:
-        """Make the record of a request that has ended, at its end mark or else now; forgets the output's text."""
+        """Make the record of a request that has ended, at its end mark or else now; forgets the output's text.
+
+        Its two times are told by the clock that never jumps, so that they and the duration agree.
+        """
         ended_s = mono_s if self._done_s is None else self._done_s
         e2e_ms = (ended_s - self._arrived_s) * 1000.0
         text, self._text = "".join(self._text), []
-        ttft_ms = None if self.first_s is None else (self.first_s - self._arrived_s) * 1000.0
-        prompt, caller = self.prompt or NO_PROMPT, self.caller
+        prompt, caller, ttft_ms = self.prompt or NO_PROMPT, self.caller, self._ttft_ms
         facts = self.facts if self.facts and self.prompt else NO_FACTS
         record = RequestRecord(
             request_id=self.request_id,
             arrived_at_s=self._arrived_at_s,
-            # by the clock that never jumps, so that the two times and the duration agree
             finished_at_s=self._arrived_at_s + e2e_ms / 1000.0,
             endpoint=self.endpoint,
             stream=self._is_stream,
@@ -197,10 +198,17 @@ class Measurement:
             topology=topology,
             **routing_of(self.routed),
         )
-        # Nobody else has seen it yet, and a copy costs as much as the record itself.
+        return self._judged(record, text)
+
+    def _judged(self, record: RequestRecord, text: str) -> RequestRecord:
+        """Write into a new record what is told from the rest of it; a copy would cost as much as the record itself."""
         force_setattr(record, "output_valid", self._is_valid(record, text))
         force_setattr(record, "unknown", self._unknown(record))
         return record
+
+    @property
+    def _ttft_ms(self) -> float | None:
+        return None if self.first_s is None else (self.first_s - self._arrived_s) * 1000.0
 
     def _is_valid(self, record: RequestRecord, text: str) -> bool | None:
         """Say whether an answer that was to be JSON is, None where it was not, was cut off or has several choices."""

@@ -48,6 +48,7 @@ class StreamPump:
         are held back too until one has some of the answer; an error before that is raised and neither sent nor counted.
         """
         self._exchange = exchange
+        self._pass_chunks = exchange.pass_chunks
         self._seen = seen
         self._engine = engine
         self._load = load
@@ -70,12 +71,26 @@ class StreamPump:
 
         By far the most frequent case: they go on as they are. False: nothing was taken, `take` it.
         """
-        if not self._is_plain or len(chunks) > self._event_bytes_max:
+        if not self._is_plain:
+            return False
+        inside = self._text.chunk(chunks)
+        if not inside:
+            return self._take_many(chunks)
+        self._pass_chunks(chunks)
+        self._kept.append(inside)
+        self._kept_at.append(self._mono_s())
+        if len(self._kept) >= KEPT_MAX or len(inside) > KEPT_BYTES_MAX:
+            self.digest()
+        return True
+
+    def _take_many(self, chunks: bytes) -> bool:
+        """Do the same for several chunks, or for one of a size that was not seen before."""
+        if len(chunks) > self._event_bytes_max:
             return False
         insides = self._text.insides(chunks)
         if insides is None:
             return False
-        self._exchange.pass_chunks(chunks)
+        self._pass_chunks(chunks)
         at_s = self._mono_s()
         for inside in insides:
             if inside:

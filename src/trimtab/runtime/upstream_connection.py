@@ -182,6 +182,7 @@ class UpstreamConnection(asyncio.Protocol):
             size = len(data) - start - 2
             if size > 0 and data[: start - 2] == b"%x" % size and data[-2:] == b"\r\n":
                 self._give(self._sink, data[start:-2], data)
+                self._open_lane = self._lane
                 return
         self._parse(data)
 
