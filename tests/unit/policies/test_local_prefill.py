@@ -213,7 +213,9 @@ def test_replica_that_sends_all_of_a_prompt_is_charged_for_all_of_it() -> None:
     assert whole.remote.terms["transfer"] == pytest.approx(expected)
 
 
-def test_prompt_that_comes_from_elsewhere_waits_for_those_that_fill_the_decode_sides_steps() -> None:
+def test_prompt_that_comes_from_elsewhere_waits_for_those_that_fill_the_decode_sides_steps() -> (
+    None
+):
     """What is left of them when its KV gets there; nothing where its own prefill takes longer."""
     busy = decode(streams=1, queued_tokens=60_000)
     late = decide(asks(30_000), busy, [prefill()], RULES)
