@@ -13,7 +13,7 @@ from situations import readings, situation
 from trimtab.core.config import EngineConfig
 from trimtab.core.cost import CostModel
 from trimtab.core.events import HandedOver, TriggerMoved
-from trimtab.core.gate import GateSpec, Question
+from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.handover import HandOverOutcome
 from trimtab.core.lever import Comparison, LeverRecord, RampPlan, TriggerSignal
 from trimtab.core.types import Arm, Role, RolloutState
@@ -58,9 +58,9 @@ def record_of(serving: Serving) -> LeverRecord:
     now_s = serving.system.clock.wall_s()
     ramp = RampPlan(
         shares=(0.5,),
-        peak_cycle_s=8.0,
+        peak_cycle_s=6.0,
         comparison=Comparison.SWITCHBACK,
-        block_s=4.0,
+        block_s=2.0,
         edge_s=0.1,
         harm_alpha=None,
     )
@@ -80,9 +80,12 @@ def record_of(serving: Serving) -> LeverRecord:
     )
 
 
+TAKES_TIME = (Metric.TTFT_MS, Metric.TPOT_MS, Metric.OUTPUT_DIFFERENCE)
+
+
 def needs_time(gate: GateSpec) -> bool:
-    """What is tested here is what moves, not what a minute of traffic can show."""
-    return gate.question in (Question.VETO, Question.NO_HARM)
+    """Say whether a gate may hold for longer than a test waits: what is tested here is what moves."""
+    return gate.question is not Question.GAIN and gate.metric in TAKES_TIME
 
 
 @asynccontextmanager
