@@ -204,7 +204,7 @@ class Controller:
         if self._clock.wall_s() >= proof.record.expires_at_s:
             raise ControlError(f"{proof.record.name} has expired: propose it anew")
         await self._prepared(proof.record, proof.last_event_id)
-        if proof.rollout.state is not RolloutState.PAUSED:
+        if proof.rollout.state in ENDED:
             await self._take_back(proof)
             state = proof.rollout.state.value
             raise ControlError(f"{proof.record.name} became {state} while its replicas restarted")
