@@ -204,12 +204,10 @@ class Controller:
         if self._clock.wall_s() >= proof.record.expires_at_s:
             raise ControlError(f"{proof.record.name} has expired: propose it anew")
         await self._prepared(proof.record, proof.last_event_id)
-        # What was read before the wait says nothing of now.
-        state: RolloutState = proof.rollout.state
-        if state is not RolloutState.PAUSED:
+        if proof.rollout.state in ENDED:
             await self._take_back(proof)
-            told = proof.rollout.state.value
-            raise ControlError(f"{proof.record.name} became {told} while its replicas restarted")
+            state = proof.rollout.state.value
+            raise ControlError(f"{proof.record.name} became {state} while its replicas restarted")
         again = msgspec.structs.replace(
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )

@@ -163,7 +163,8 @@ def _told_of_levers(db: sqlite3.Connection) -> list[int]:
         if link.seq in own or (link.lever is not None and link.kind != _EXPOSED)
     }
     wanted = start | _causes(start, links) | _consequences(start, links)
-    return [link.seq for link in links if link.id in wanted and link.kind in FOLDABLE_KINDS]
+    removable = (*FOLDABLE_KINDS, _EXPOSED)
+    return [link.seq for link in links if link.id in wanted and link.kind in removable]
 
 
 def _links(db: sqlite3.Connection, where: str) -> Iterable[_Link]:
@@ -238,13 +239,15 @@ def _exposed_in_proofs(db: sqlite3.Connection) -> list[int]:
     found: list[int] = []
     for (lever,) in db.execute(query, (_EXPOSED,)).fetchall():
         newest = "ORDER BY seq DESC LIMIT 1"
-        for row in [*select(db, "lever = ? AND kind = 'rollout_moved'", (lever,), newest)]:
-            event = row.envelope().event
-            if isinstance(event, RolloutMoved) and event.after in _PROVEN:
-                found += [
-                    one.seq for one in select(db, "lever = ? AND kind = ?", (lever, _EXPOSED))
-                ]
+        moves = [*select(db, "lever = ? AND kind = 'rollout_moved'", (lever,), newest)]
+        if not moves or _goes_on(moves[0]):
+            found += [one.seq for one in select(db, "lever = ? AND kind = ?", (lever, _EXPOSED))]
     return found
+
+
+def _goes_on(move: Row) -> bool:
+    event = move.envelope().event
+    return isinstance(event, RolloutMoved) and event.after in _PROVEN
 
 
 _PROVEN = RUNNING | {RolloutState.PAUSED}
