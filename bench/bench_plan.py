@@ -10,6 +10,7 @@ rounds with the range, and what imports took.
 """
 
 import argparse
+import importlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Final
+from typing import Any, Final
 
 MODELS: Final = {
     "llama-3.1-70b": ("meta-llama/Meta-Llama-3.1-70B", "H100:8x8", "h100_sxm"),
@@ -39,14 +40,13 @@ class Watch:
     """Wall and CPU seconds since it was last read, of this process with all its threads."""
 
     def __init__(self) -> None:
-        self.read()
+        self._at = (time.perf_counter(), time.process_time())
 
     def read(self) -> tuple[float, float]:
         """Return what passed and start anew."""
-        now = (time.perf_counter(), time.process_time())
-        told = tuple(b - a for a, b in zip(getattr(self, "_at", now), now, strict=True))
-        self._at = now
-        return told[0], told[1]
+        wall, cpu = self._at
+        self._at = (time.perf_counter(), time.process_time())
+        return self._at[0] - wall, self._at[1] - cpu
 
 
 def plan_once(name: str) -> dict[str, tuple[float, float]]:
@@ -72,9 +72,12 @@ def plan_once(name: str) -> dict[str, tuple[float, float]]:
 def read_once(name: str) -> dict[str, tuple[float, float]]:
     """Read the tables by the package's own means and ask for one step of each engine."""
     watch = Watch()
-    from aiconfigurator_core.sdk import config_builders, engine, models, perf_database
-
     logging.disable(logging.CRITICAL)
+    core: Any = importlib.import_module("aiconfigurator_core")
+    config_builders, engine, models, perf_database = (
+        importlib.import_module(f"aiconfigurator_core.sdk.{part}")
+        for part in ("config_builders", "engine", "models", "perf_database")
+    )
     told = {"import": watch.read()}
     checkpoint, _, system = MODELS[name]
     mixture = name != "llama-3.1-70b"
@@ -86,16 +89,14 @@ def read_once(name: str) -> dict[str, tuple[float, float]]:
             moe_tp_size=1 if mixture else 8,
             moe_ep_size=8 if mixture else 1,
         )
-        database = perf_database.get_database(system, backend, None)
+        database = perf_database.get_database_view(system, backend, "current")
         model = models.get_model(checkpoint, config, backend)
         spec = engine.build_engine_spec_json(
             model, model_path=checkpoint, system=system, backend=backend,
             backend_version=database.version, kv_block_size=None, systems_path=None, nextn=0,
             database=database,
         )  # fmt: skip
-        sdk_engine = engine.aiconfigurator_core.AicEngine.from_spec(
-            bytes(engine.aiconfigurator_core.engine_spec_bincode_from_json(spec)), None
-        )
+        sdk_engine = core.AicEngine.from_spec(bytes(core.engine_spec_bincode_from_json(spec)), None)
         sdk_engine.decode_step_latency(8, 1024, 2)
         sdk_engine.predict_prefill_latency(1, 1024, 0)
     told["package reads its tables"] = watch.read()
@@ -116,6 +117,11 @@ def child(kind: str, name: str) -> dict[str, tuple[float, float]]:
     return found
 
 
+def told_of(seconds: list[float]) -> str:
+    """Return the median with the range."""
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
 def main() -> None:
     """Run all rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,10 +140,9 @@ def main() -> None:
                     said = "import of the package" if (kind, what) == ("read", "import") else what
                     told.setdefault((name, said), []).append(seconds)
     print(f"{'model':<18}{'what':<28}{'wall s':>22}{'CPU s':>22}   n={asked.rounds}")
-    for (name, what), seconds in told.items():
-        columns = [f"{statistics.median(one):.2f} ({min(one):.2f} to {max(one):.2f})"
-                   for one in zip(*seconds, strict=True)]  # fmt: skip
-        print(f"{name:<18}{what:<28}{columns[0]:>22}{columns[1]:>22}")
+    for (name, what), rounds in told.items():
+        wall, cpu = ([one[place] for one in rounds] for place in (0, 1))
+        print(f"{name:<18}{what:<28}{told_of(wall):>22}{told_of(cpu):>22}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ its own tree is asked. An excerpt that cannot be made is as good as none.
 
 import contextlib
 import hashlib
+import importlib
 import re
 import shutil
 import tempfile
@@ -188,17 +189,16 @@ def _shared_only(text: str) -> str:
 
 def _excerpt(source: Path, target: Path, wanted: Wanted) -> None:
     """Write the rows of one table that are wanted; a file that cannot be read so is linked."""
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow: Any = importlib.import_module("pyarrow")  # with the package of the tables, as numpy
+    parquet: Any = importlib.import_module("pyarrow.parquet")
     try:
-        schema = pyarrow.parquet.read_schema(source)
+        schema = parquet.read_schema(source)
         names = [name for name in schema.names if name not in _UNREAD]
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
-        table = pyarrow.parquet.ParquetFile(source, read_dictionary=texts)
+        table = parquet.ParquetFile(source, read_dictionary=texts)
         rows = table.read(columns=names, use_threads=False).combine_chunks()
         kept = rows.filter(pyarrow.array(_KEPT[source.name](rows, wanted)))
-        pyarrow.parquet.write_table(
+        parquet.write_table(
             kept, target, compression="none", use_dictionary=texts, write_statistics=False
         )
     except (pyarrow.ArrowException, KeyError, AttributeError, IndexError):
