@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from trimtab.core.record import ErrorClass, RequestRecord, Tokens
+from trimtab.core.record import RequestRecord, Tokens
+from trimtab.core.types import ErrorClass
 from trimtab.runtime.access_log import line_of
 from trimtab.workloads.bench_files import read_bench_text
 from trimtab.workloads.bench_run import BenchFileError
