@@ -20,6 +20,7 @@ from trimtab.levers.speculation_found import Speculated
 from trimtab.policies.speculation_model import best_depth, predict
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import baseline_revision, check_model
+from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,
@@ -62,11 +63,14 @@ class Speculator:
             threads=self._ask.engine.threads,
         )
         try:
-            # Every stream has a connection of its own, however many there are.
-            connector = aiohttp.TCPConnector(limit=0)
+            # Every request has a connection of its own: the engine closes kept ones when it likes.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             async with aiohttp.ClientSession(connector=connector) as session:
                 stage = DraftStage(launcher, session, self._clock, revision)
-                measured = await self.measure(stage)
+                try:
+                    measured = await self.measure(stage)
+                except ArmError as error:
+                    raise ArmError(f"{error}{stage.ended()}") from error
         finally:
             await launcher.close()
         return answer_of(
