@@ -25,6 +25,7 @@ from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,
     choose_settings,
+    judged_label,
     looped_places,
 )
 from trimtab.runtime.speculate_ask import SpeculateAsk
@@ -98,7 +99,9 @@ class Speculator:
         off = await stage.start(RECORDER, OFF)
         asked = await asked_of(off, ask.samples)
         answers = await record(off, asked, ask.temperatures, ask.seed, self._part(0.0, 0.15))
-        prompt, alphabet = noise_prompt(asked, ask.seed)
+        label = judged_label(answers, ask)
+        like = [one for one in asked if one.sample.label == label]
+        prompt, alphabet = noise_prompt(asked, like, ask.seed)
         times, off_inside = await measure_steps(
             stage,
             prompt,
@@ -109,11 +112,11 @@ class Speculator:
             seed=ask.seed,
             say=self._part(0.15, 0.4),
         )
-        chosen = choose_settings(answers, times, ask)
+        chosen = choose_settings(label, answers, times, ask)
         loops, arms = await run_loops(
             stage,
             off,
-            looped_places(asked, answers, chosen.label),
+            looped_places(asked, answers, label),
             asked,
             chosen.settings,
             batches=ask.batches,
