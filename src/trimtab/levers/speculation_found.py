@@ -218,9 +218,9 @@ def ratios_of(points: Sequence[PointFigures], depth: int) -> tuple[MeasuredRatio
 
 
 def gaining_labels(cuts: Sequence[CutFigures]) -> tuple[tuple[str, ...], bool]:
-    """Return the labels that gain greedily and lose or turn invalid nowhere; and whether only greedy ones gain.
+    """Return the labels whose free text gains at temperature 0, and whether one of them does not when sampled.
 
-    Labels bound to a schema are judged by `schema_combinable` as well and never stand for free text.
+    Labels bound to a schema are judged by `schema_combinable` and never stand for free text.
     """
     greedy = [one for one in cuts if one.temperature == 0.0]
     gaining = tuple(
