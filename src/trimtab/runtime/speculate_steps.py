@@ -26,7 +26,7 @@ PLAIN: Final = "plain"
 IDLE: Final = "idle"
 OFF: Final = Speculation()
 
-STEPS: Final = ((2, 24), (4, 16), (8, 10), (16, 6))
+STEPS: Final = ((2, 16), (4, 10), (8, 6))
 """(batch up to, steps of a run); larger batches take `STEPS_MIN`: their steps are long."""
 STEPS_MIN: Final = 4
 
