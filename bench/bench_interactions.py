@@ -235,7 +235,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[Row]:
         draft_tokens_max=options.depth,
     )
     found: list[Precision] = []
-    launcher = LlamaCppLauncher(clock=clock, start_timeout_s=120.0)
+    launcher = LlamaCppLauncher(clock=clock, start_timeout_s=600.0)
     try:
         async with aiohttp.ClientSession() as session:
             for name, kv in wanted:

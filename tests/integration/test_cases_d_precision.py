@@ -10,10 +10,14 @@ import msgspec
 import pytest
 from case_kit import Case, is_candidate, spread, written
 from engine_pages import trtllm
+from gguf_kit import gguf, layers
 from scrape_kit import Hist, Load, Told, diagnose, lever, proposed, sglang, vllm
 
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
+from trimtab.engines.gguf import GGUFError, read_header
+from trimtab.engines.gguf_rewrite import plan_conversion
+from trimtab.engines.gguf_tensors import LINEAR, TensorKind
 
 S = RolloutState
 Page = Callable[..., str]
@@ -145,3 +149,13 @@ async def test_first_token_that_pays_for_the_others_is_refused_with_its_cause(
     failed = [one for one in case.results if one.verdict is Verdict.FAIL]
     caused = [one for one in failed if "dequantization in the compute-bound phase" in one.reason]
     assert bool(caused) is back
+
+
+@pytest.mark.parametrize("rule", ["lm_head.weight", "model.output.weight", "blk.7.ffn_up.weight"])
+def test_rule_that_protects_nothing_is_no_rule(rule: str) -> None:
+    """A name of another format, of another layer, with a prefix too many: said before a file is written."""
+    data = gguf(layers())
+    header = read_header(data, file_bytes=len(data))
+    wanted = dict.fromkeys(LINEAR, TensorKind.Q4_0)
+    with pytest.raises(GGUFError, match="a rule that matches nothing protects nothing"):
+        plan_conversion(header, wanted, frozenset({rule}))

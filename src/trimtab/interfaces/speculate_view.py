@@ -8,7 +8,13 @@ from rich.table import Table
 from trimtab.core.revision import Speculation
 from trimtab.interfaces.quantize_view import ratio_words
 from trimtab.interfaces.speculate_lever import even_words
-from trimtab.levers.speculation_found import CutFigures, Pays, PointFigures, Speculated
+from trimtab.levers.speculation_found import (
+    CutFigures,
+    Pays,
+    PointFigures,
+    Speculated,
+    depth_ranges,
+)
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import predict
 
@@ -165,6 +171,9 @@ def summary_words(found: Speculated) -> tuple[str, ...]:
     """Say what the tables come to."""
     inside, points = found.within
     depths = ", ".join(f"{one.depth or 'none'} at {one.batch}" for one in found.choices)
+    rows = ", ".join(
+        f"[{low}, {high}, {depth}]" for low, high, depth in depth_ranges(found.choices)
+    )
     schema = {
         None: "answers bound to a schema: not measured, so left out",
         True: "answers bound to a schema: as valid with drafts as without",
@@ -173,7 +182,7 @@ def summary_words(found: Speculated) -> tuple[str, ...]:
     return (
         speculation_words(found.speculation),
         f"break-even {even_words(found.break_even)}",
-        f"depth by batch: {depths}",
+        f"depth by batch: {depths}; as rows of from, to, depth: {rows}",
         f"predicted within 15%: {inside} of {points} points",
         schema,
         f"drafted over the same answers: {found.rule_drafted:,} by the rule that predictions rest on, "

@@ -179,6 +179,30 @@ def _bound(ratio: Ratio | None, *, low: bool) -> float | None:
     return ratio.interval.low if low else ratio.interval.high
 
 
+BATCH_MAX: Final = 256
+"""Up to where a table of depths goes; beyond what was measured nothing is drafted."""
+
+
+def depth_ranges(choices: Sequence[DepthChoice]) -> tuple[tuple[int, int, int], ...]:
+    """Return rows (from batch, to batch, depth), as an engine takes them whose depth follows the batch.
+
+    Between two measured batches holds what was chosen for the larger one, since a depth falls as batches grow.
+    """
+    rows: list[tuple[int, int, int]] = []
+    start = 1
+    for one in sorted(choices, key=lambda choice: choice.batch):
+        if rows and rows[-1][2] == one.depth:
+            rows[-1] = (rows[-1][0], one.batch, one.depth)
+        else:
+            rows.append((start, one.batch, one.depth))
+        start = one.batch + 1
+    if rows and rows[-1][2] == 0:
+        rows[-1] = (rows[-1][0], max(BATCH_MAX, rows[-1][1]), 0)
+    elif start <= BATCH_MAX:
+        rows.append((start, BATCH_MAX, 0))
+    return tuple(rows)
+
+
 def ratios_of(points: Sequence[PointFigures], depth: int) -> tuple[MeasuredRatio, ...]:
     """Return the measured ratios of one depth by batch, for the break-even."""
     return tuple(
@@ -194,9 +218,9 @@ def ratios_of(points: Sequence[PointFigures], depth: int) -> tuple[MeasuredRatio
 
 
 def gaining_labels(cuts: Sequence[CutFigures]) -> tuple[tuple[str, ...], bool]:
-    """Return the labels that gain greedily and lose or turn invalid nowhere; and whether only greedy ones gain.
+    """Return the labels whose free text gains at temperature 0, and whether one of them does not when sampled.
 
-    Labels bound to a schema are judged by `schema_combinable` as well and never stand for free text.
+    Labels bound to a schema are judged by `schema_combinable` and never stand for free text.
     """
     greedy = [one for one in cuts if one.temperature == 0.0]
     gaining = tuple(

@@ -34,7 +34,8 @@ class Waiting:
         """Count one request, if its queue time and its time per token are known."""
         one = row.record
         if one.ok and one.phases.queue_ms is not None and one.tpot_ms:
-            waited = one.phases.queue_ms > WAITED_STEPS * one.tpot_ms
+            step_ms = one.tpot_ms * max(1.0, one.drafting.accepted_per_step or 1.0)
+            waited = one.phases.queue_ms > WAITED_STEPS * step_ms
             self._counts.add(block, candidate=row.candidate, bad=waited)
 
     def forget(self, before: int, blocks: frozenset[int]) -> None:

@@ -20,10 +20,12 @@ from trimtab.levers.speculation_found import Speculated
 from trimtab.policies.speculation_model import best_depth, predict
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import baseline_revision, check_model
+from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,
     choose_settings,
+    judged_label,
     looped_places,
 )
 from trimtab.runtime.speculate_ask import SpeculateAsk
@@ -62,11 +64,14 @@ class Speculator:
             threads=self._ask.engine.threads,
         )
         try:
-            # Every stream has a connection of its own, however many there are.
-            connector = aiohttp.TCPConnector(limit=0)
+            # Every request has a connection of its own: the engine closes kept ones when it likes.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             async with aiohttp.ClientSession(connector=connector) as session:
                 stage = DraftStage(launcher, session, self._clock, revision)
-                measured = await self.measure(stage)
+                try:
+                    measured = await self.measure(stage)
+                except ArmError as error:
+                    raise ArmError(f"{error}{stage.ended()}") from error
         finally:
             await launcher.close()
         return answer_of(
@@ -94,7 +99,9 @@ class Speculator:
         off = await stage.start(RECORDER, OFF)
         asked = await asked_of(off, ask.samples)
         answers = await record(off, asked, ask.temperatures, ask.seed, self._part(0.0, 0.15))
-        prompt, alphabet = noise_prompt(asked, ask.seed)
+        label = judged_label(answers, ask)
+        like = [one for one in asked if one.sample.label == label]
+        prompt, alphabet = noise_prompt(asked, like, ask.seed)
         times, off_inside = await measure_steps(
             stage,
             prompt,
@@ -105,11 +112,11 @@ class Speculator:
             seed=ask.seed,
             say=self._part(0.15, 0.4),
         )
-        chosen = choose_settings(answers, times, ask)
+        chosen = choose_settings(label, answers, times, ask)
         loops, arms = await run_loops(
             stage,
             off,
-            looped_places(asked, answers, chosen.label),
+            looped_places(asked, answers, label),
             asked,
             chosen.settings,
             batches=ask.batches,

@@ -57,38 +57,41 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...]
 
 
-def choose_settings(answers: Sequence[Recorded], times: StepTimes, ask: SpeculateAsk) -> Chosen:
-    """Choose the label with the highest predicted rate and, at each depth, the n-gram; raises `ArmError`.
-
-    The engine drafts nothing shorter than its n-gram, so no n-gram longer than the depth is tried.
-    """
-    greedy = [
-        one
-        for one in answers
-        if one.temperature == ask.temperatures[0]
-        and one.usable
-        and one.asked.constraint == Constraint.FREE.value
-    ]
-    labels = dict.fromkeys(one.asked.sample.label for one in greedy)
-    found = [_for_label(label, greedy, times, ask) for label in labels]
-    if not found:
+def judged_label(answers: Sequence[Recorded], ask: SpeculateAsk) -> str:
+    """Return the label of whose free, greedy answers drafts would cover most; raises `ArmError` without one."""
+    by_label: dict[str, list[Recorded]] = {}
+    for one in _judged(answers):
+        by_label.setdefault(one.asked.sample.label, []).append(one)
+    if not by_label:
         raise ArmError(
             "no answer can be judged by: all end in a loop or at once; give requests that the model answers"
         )
+    depth = min(ask.depths)
 
-    def best(chosen: Chosen) -> float:
-        return max(
-            predict(times, ask.batch, depth, counts).tokens_per_s
-            for depth, counts in chosen.counts.items()
-        )
+    def coverage(label: str) -> float:
+        theirs = (one.counts(min(*MATCHES, depth), depth) for one in by_label[label])
+        return total(theirs).coverage or 0.0
 
-    return max(found, key=best)
+    return max(by_label, key=coverage)
 
 
-def _for_label(
-    label: str, greedy: Sequence[Recorded], times: StepTimes, ask: SpeculateAsk
+def _judged(answers: Sequence[Recorded]) -> list[Recorded]:
+    free = Constraint.FREE.value
+    return [
+        one
+        for one in answers
+        if one.temperature == 0.0 and one.usable and one.asked.constraint == free
+    ]
+
+
+def choose_settings(
+    label: str, answers: Sequence[Recorded], times: StepTimes, ask: SpeculateAsk
 ) -> Chosen:
-    theirs = [one for one in greedy if one.asked.sample.label == label]
+    """Choose at each depth the n-gram with the highest predicted rate on a label.
+
+    The engine drafts nothing shorter than its n-gram, so no n-gram longer than the depth is tried.
+    """
+    theirs = [one for one in _judged(answers) if one.asked.sample.label == label]
     settings: dict[int, Speculation] = {}
     counts: dict[int, DraftCounts] = {}
     for depth in ask.depths:

@@ -35,18 +35,29 @@ class DraftStage:
         self._clock = clock
         self.revision = revision
         self.threads = 0
+        self._started: set[str] = set()
 
     async def start(self, name: str, speculation: Speculation) -> DraftArm:
         """Start an arm; raises `LaunchError`."""
         # The other half of the cores is left to this process, which reads the streams.
         placement = self._launcher.place([name, "reader"])[0]
         self.threads = placement.threads
+        self._started.add(name)
         url = await self._launcher.start(self.revision.replace(speculation=speculation), placement)
         return DraftArm(name, url, self._session, self._clock)
 
     async def stop(self, arm: DraftArm) -> None:
         """End an arm."""
+        self._started.discard(arm.name)
         await self._launcher.stop(arm.name, grace_s=1.0)
+
+    def ended(self) -> str:
+        """Say which arms ended by themselves, as the end of a sentence; empty where none did."""
+        gone = [name for name in sorted(self._started) if self._launcher.pid(name) is None]
+        told = ", ".join(
+            f"{name} ({self._launcher.last_words(name) or 'no words'})" for name in gone
+        )
+        return f"; ended by itself: {told}" if gone else ""
 
     async def spread(self, source: DraftArm, target: DraftArm, places: Sequence[int]) -> None:
         """Give slot i of `target` the KV of slot `places[i]` of `source`; raises `ArmError`, `LaunchError`."""

@@ -26,7 +26,7 @@ PLAIN: Final = "plain"
 IDLE: Final = "idle"
 OFF: Final = Speculation()
 
-STEPS: Final = ((2, 24), (4, 16), (8, 10), (16, 6))
+STEPS: Final = ((2, 16), (4, 10), (8, 6))
 """(batch up to, steps of a run); larger batches take `STEPS_MIN`: their steps are long."""
 STEPS_MIN: Final = 4
 
@@ -42,8 +42,10 @@ def _simple(match: int, depth: int) -> Speculation:
     )
 
 
-def noise_prompt(asked: Sequence[Asked], seed: int) -> tuple[Prompt, tuple[int, ...]]:
-    """Return a prompt of the middle length among the asked whose end is an alphabet, and that alphabet.
+def noise_prompt(
+    asked: Sequence[Asked], like: Sequence[Asked], seed: int
+) -> tuple[Prompt, tuple[int, ...]]:
+    """Return a prompt as long as those of `like` in the middle of their answers, ending in an alphabet; and that.
 
     Raises `ArmError` where the prompts have too few different tokens.
     """
@@ -54,7 +56,7 @@ def noise_prompt(asked: Sequence[Asked], seed: int) -> tuple[Prompt, tuple[int, 
             f"the requests have {len(known)} different tokens and {ALPHABET_TOKENS} are needed: give more of them"
         )
     alphabet = tuple(rng.sample(known, ALPHABET_TOKENS))
-    lengths = sorted(len(one.prompt.tokens) + one.prompt.tokens_max // 2 for one in asked)
+    lengths = sorted(len(one.prompt.tokens) + one.prompt.tokens_max // 2 for one in like)
     length = max(2 * ALPHABET_TOKENS + 3, lengths[len(lengths) // 2])
     longest = max(asked, key=lambda one: len(one.prompt.tokens)).prompt.tokens
     tail = (*rng.sample(alphabet, ALPHABET_TOKENS), *rng.sample(alphabet, ALPHABET_TOKENS))
