@@ -1,6 +1,7 @@
 """Checkpoints on disk: written whole or not at all, the original untouched, and what is broken named with its file."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from trimtab.engines.compressed_tensors import CheckpointPlan, Scheme, plan_chec
 from trimtab.engines.gguf_tensors import FEED_FORWARD, LINEAR
 from trimtab.engines.low_precision import to_bf16
 from trimtab.engines.safetensors import StoredTensor, header_of
-from trimtab.runtime import checkpoints
+from trimtab.runtime import checkpoints, model_copy
 from trimtab.runtime.checkpoints import (
     Checkpoint,
     check_finite,
@@ -167,7 +168,7 @@ def test_disk_that_fills_up_midway_leaves_nothing(
     """The error says where and that nothing was kept; the original is as it was."""
     original = open_checkpoint(made(tmp_path / "model", files=2))
     before = checkpoint_sha256(original)
-    write = checkpoints.write_parts
+    write = model_copy.write_parts
 
     def full(target: Path, parts: Any) -> None:
         if target.name == "model-1.safetensors":
@@ -187,7 +188,7 @@ def test_too_little_room_is_said_before_anything_is_written(
     """What is free, what is needed, and what to do."""
     original = open_checkpoint(made(tmp_path / "model"))
     usage = type("Usage", (), {"free": 1 << 20})
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(LaunchError, match=r"has 1 MiB free and 64 are needed .*--report"):
         write_checkpoint(original, tmp_path / "out" / "rung", planned(original))
     assert list((tmp_path / "out").iterdir()) == []

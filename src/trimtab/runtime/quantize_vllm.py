@@ -306,10 +306,10 @@ def _kv_cache_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _kv_bytes_per_token(running: Running | None) -> float | None:
-    if running is None:
+    if running is None or running.launch is None or not running.report.kv_tokens:
         return None
-    size, tokens = running.report.kv_cache_bytes, running.report.kv_tokens
-    return size / tokens if size and tokens else None
+    # What was set aside is exact; the log rounds it.
+    return running.launch.kv_cache_bytes / running.report.kv_tokens
 
 
 def _folder_word(rung: Rung) -> str:
