@@ -97,7 +97,7 @@ class VllmLadder:
         digest = await asyncio.to_thread(checkpoint_sha256, self._checkpoint)
         say("starting the original", 0.01)
         folder = self._checkpoint.folder
-        running = await self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM)
+        running = await self._both(folder)
         effective = await VllmInside(running.url, self._session).layers()
         if wrong := (*running.differences, *not_effective(None, effective)):
             raise LaunchError(f"the original does not run as asked: {'; '.join(wrong)}")
@@ -109,6 +109,23 @@ class VllmLadder:
             note=self._note(),
             vocabulary=self._checkpoint.config.get("vocab_size"),
         )
+
+    async def _both(self, folder: Path) -> Running:
+        """Start the original, and beside it the server for other weights, which a walk from its begin needs at once.
+
+        A start is a chain of processes that import one after the other, so that two take little longer than one.
+        """
+        if self._ask.resume:
+            return await self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM)
+        try:
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM))
+                second = group.create_task(self._launched(RUNG, folder, ORIGINAL_KV_VLLM))
+        except ExceptionGroup as errors:
+            # The other start was ended because one failed.
+            raise errors.exceptions[0] from None
+        self._plain = second.result()
+        return first.result()
 
     def _note(self) -> str:
         if not self._packaged:
