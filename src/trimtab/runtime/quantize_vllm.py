@@ -19,6 +19,8 @@ from trimtab.core.ports import Clock, EngineFormatError, LaunchError
 from trimtab.engines.compressed_tensors import (
     CheckpointPlan,
     Scheme,
+    check_ignore,
+    modules_of,
     place_of_weight,
     plan_checkpoint,
     recipe_of,
@@ -70,6 +72,10 @@ class VllmLadder:
         environment = find_environment()
         self._packaged = ask.model in ("", SMOLLM2)
         self._checkpoint = open_checkpoint(environment.model(ask.model or SMOLLM2))
+        try:
+            check_ignore(ask.ignore, modules_of(self._checkpoint.tensors))
+        except EngineFormatError as error:
+            raise LaunchError(f"{self._checkpoint.folder}: {error}") from error
         self._launcher = VllmLauncher(
             clock=clock,
             environment=environment,
