@@ -178,6 +178,7 @@ BOUNDS = (
     ("runtime.served_sources", "SOURCES_MAX", "sources of one `diagnose`"),
     ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
     ("engines.scrape", "SERIES_MAX", "series of one page"),
+    ("engines.safetensors", "HEADER_BYTES_MAX", "bytes of the header of one file of weights"),
     ("workloads.prompt_lint", "SESSIONS_MAX", "sessions that `prompts` remembers at once"),
     (
         "interfaces.request_lines",

@@ -1,18 +1,18 @@
 """Checkpoints on disk: written whole or not at all, the original untouched, and what is broken named with its file."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from checkpoint_kit import made, write_file
 
 from trimtab.core.ports import LaunchError
 from trimtab.engines.compressed_tensors import CheckpointPlan, Scheme, plan_checkpoint
 from trimtab.engines.gguf_tensors import FEED_FORWARD, LINEAR
-from trimtab.engines.low_precision import to_bf16
-from trimtab.engines.safetensors import StoredTensor, header_of
-from trimtab.runtime import checkpoints
+from trimtab.engines.safetensors import StoredTensor
+from trimtab.runtime import checkpoints, model_copy
 from trimtab.runtime.checkpoints import (
     Checkpoint,
     check_finite,
@@ -22,54 +22,6 @@ from trimtab.runtime.checkpoints import (
     write_checkpoint,
     written_tensors,
 )
-
-ROWS = 100
-LAYER = {
-    "self_attn.q_proj": (64, 64),
-    "self_attn.k_proj": (32, 64),
-    "self_attn.v_proj": (32, 64),
-    "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (96, 64),
-    "mlp.up_proj": (96, 64),
-    "mlp.down_proj": (64, 96),
-}
-
-
-def tensors(layer: int) -> list[StoredTensor]:
-    named: list[tuple[str, tuple[int, ...]]] = [
-        (f"model.layers.{layer}.{name}.weight", shape) for name, shape in LAYER.items()
-    ]
-    if layer == 0:
-        named.append(("model.embed_tokens.weight", (ROWS, 64)))
-    return [StoredTensor(name=name, dtype="BF16", shape=shape) for name, shape in named]
-
-
-def write_file(path: Path, held: list[StoredTensor], *, broken: str = "") -> None:
-    rng = np.random.default_rng(1)
-    parts = [header_of(held)]
-    for one in held:
-        values = rng.standard_normal(one.shape).astype(np.float32)
-        if one.name == broken:
-            values.flat[3] = np.nan
-        parts.append(to_bf16(values))
-    path.write_bytes(b"".join(parts))
-
-
-def made(folder: Path, *, files: int = 1, vocabulary: int = ROWS, broken: str = "") -> Path:
-    """A model of two layers in one file or two."""
-    folder.mkdir()
-    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    words = {f"w{at}": at for at in range(vocabulary)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
-    held = [tensors(0), tensors(1)] if files == 2 else [[*tensors(0), *tensors(1)]]
-    names = [f"model-{at}.safetensors" for at in range(files)]
-    for name, each in zip(names, held, strict=True):
-        write_file(folder / name, each, broken=broken)
-    if files == 2:
-        index = {one.name: name for name, each in zip(names, held, strict=True) for one in each}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return folder
 
 
 def planned(checkpoint: Checkpoint, scheme: Scheme = Scheme.W8A8) -> CheckpointPlan:
@@ -167,7 +119,7 @@ def test_disk_that_fills_up_midway_leaves_nothing(
     """The error says where and that nothing was kept; the original is as it was."""
     original = open_checkpoint(made(tmp_path / "model", files=2))
     before = checkpoint_sha256(original)
-    write = checkpoints.write_parts
+    write = model_copy.write_parts
 
     def full(target: Path, parts: Any) -> None:
         if target.name == "model-1.safetensors":
@@ -187,7 +139,7 @@ def test_too_little_room_is_said_before_anything_is_written(
     """What is free, what is needed, and what to do."""
     original = open_checkpoint(made(tmp_path / "model"))
     usage = type("Usage", (), {"free": 1 << 20})
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(LaunchError, match=r"has 1 MiB free and 64 are needed .*--report"):
         write_checkpoint(original, tmp_path / "out" / "rung", planned(original))
     assert list((tmp_path / "out").iterdir()) == []

@@ -16,6 +16,7 @@ from trimtab.interfaces.quantize_view import (
 from trimtab.interfaces.report_tables import card, figure, table
 from trimtab.quality.quantized import Quantized
 
+HELD_HEADS: Final = ("rung", "group", "tensors by type")
 GATE_HEADS: Final = ("rung", "gate", "verdict", "n", "worse by", "interval", "needed", "because")
 
 
@@ -36,6 +37,7 @@ def page(found: Quantized) -> str:
         ("Quality against speed", card(pictures)),
         ("Every rung", card(table(HEADS, rows_of(found)))),
         ("What stays high, and why", card(_list(kept_words(found)))),
+        ("What each rung really holds, read back", card(table(HELD_HEADS, held_rows(found)))),
         ("Every gate", card(table(GATE_HEADS, _gates(found)))),
         (
             "What was measured",
@@ -62,6 +64,20 @@ def page(found: Quantized) -> str:
         f'<p class="lead">{escape(found.choice.because)}</p>{confirmed}</header>'
         f"<main>{body}</main><footer>{escape(found.machine)}; {found.took_s:,.0f} s</footer></body></html>\n"
     )
+
+
+def held_rows(found: Quantized) -> list[tuple[str, ...]]:
+    """Return what was read back of every rung, a row for each group of tensors; rungs that hold the same once."""
+    rows: list[tuple[str, ...]] = []
+    shown: dict[str, dict[str, dict[str, int]]] = {}
+    for one in found.results:
+        if shown.get(one.rung.name) == one.effective:
+            continue
+        shown[one.rung.name] = one.effective
+        for group, counts in one.effective.items():
+            kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            rows.append((one.rung.label, group, kinds))
+    return rows
 
 
 def _gates(found: Quantized) -> list[tuple[str, ...]]:

@@ -110,6 +110,7 @@ def llamacpp_ladder(
             rung,
             kv_type=kv,
             stages=rung.stages if kv == ORIGINAL_KV else (*rung.stages, Stage.KV),
+            after="" if kv == ORIGINAL_KV else rung.name,
         )
         # Rungs that share a file stand side by side, so that it is written once.
         for rung in rungs

@@ -1,7 +1,7 @@
 """What was measured of one rung, joined into its result, and the words that go with it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -102,6 +102,17 @@ def untried_of(measured: Measured, before: RungResult) -> RungResult:
         because=words,
         kinds=dict.fromkeys(measured.kinds, before.verdict),
     )
+
+
+def is_refused(result: RungResult) -> bool:
+    """Whether a rung failed and passed for no kind of text: nothing is lowered further on top of it."""
+    failed = result.verdict in (Verdict.FAIL, Verdict.ERROR)
+    return failed and Verdict.PASS not in result.kinds.values()
+
+
+def is_harmful(gates: Mapping[str, PairedResult], kinds: Iterable[str]) -> bool:
+    """Whether log loss alone shows harm in every kind of text: no other gate can change the verdict then."""
+    return all(gates[loss_gate(kind)].verdict is Verdict.FAIL for kind in kinds)
 
 
 def is_garbage(base: TextScore, rung: TextScore) -> bool:

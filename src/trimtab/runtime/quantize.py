@@ -6,33 +6,37 @@ behind `LadderEngine`.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from trimtab.core.ports import Clock, LaunchError
-from trimtab.core.types import Verdict
 from trimtab.quality.eval_scores import eval_gate, eval_gates, floors_of, kinds_of
 from trimtab.quality.ladder import Rung, RungResult, choose
 from trimtab.quality.loss import TextScore
+from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
 from trimtab.quality.rung_results import (
     Measured,
     broken_of,
     garbage_of,
     is_garbage,
+    is_harmful,
+    is_refused,
     result_of,
     untried_of,
 )
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
-from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text
 from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress
 from trimtab.runtime.quantize_original import Original, beginnings_of, plan_of, windows_of
 from trimtab.runtime.quantize_sitting import (
+    Base,
     Sitting,
     begun,
     ended,
@@ -67,13 +71,6 @@ class Quantizer:
 
     async def _walk(self, began_s: float) -> Quantized:
         started = await self._engine.original(self._say)
-        original = await self._scored(started)
-        again = await original.arm.score(original.windows[0])
-        repeat = max(
-            abs(a - b) for a, b in zip(again.losses, original.scores[0].losses, strict=True)
-        )
-        plan = plan_of(self._ask, original)
-        self._ask.on_plan(plan)
         fingerprint = fingerprint_of(
             self._ask,
             engine=self._engine.version,
@@ -81,6 +78,13 @@ class Quantizer:
             sha256=started.sha256,
         )
         self._sitting = await asyncio.to_thread(begun, self._ask, fingerprint)
+        original = await self._scored(started)
+        again = await original.arm.score(original.windows[0])
+        repeat = max(
+            abs(a - b) for a, b in zip(again.losses, original.scores[0].losses, strict=True)
+        )
+        plan = plan_of(self._ask, original)
+        self._ask.on_plan(plan)
         found = await self._sensitivity(original)
         results = await self._climbed(original, found)
         choice = choose(results, kv_binds=self._ask.kv_binds)
@@ -116,18 +120,28 @@ class Quantizer:
         )
 
     async def _scored(self, started: OriginalArm) -> Original:
-        """Score the original once and hear it once."""
+        """Score the original once and hear it once, unless an earlier sitting did."""
         arm = started.arm
         windows = await windows_of(arm, self._ask.texts, self._ask.positions)
+        beginnings = beginnings_of(windows, self._ask.free_prompts)
+        base = self._sitting.base
+        if base is None:
+            base = await self._base(started, windows, beginnings)
+            await self._keep(msgspec.structs.replace(self._sitting, base=base))
+        return Original(arm, windows, base.scores, beginnings, base.writings, base.own, base.items)
+
+    async def _base(
+        self, started: OriginalArm, windows: Sequence[Window], beginnings: Sequence[Window]
+    ) -> Base:
+        arm = started.arm
         self._say("scoring the original", 0.05)
         scores = await pair.scored(arm, windows)
         check_models_text(started.path, started.vocabulary, scores)
-        beginnings = beginnings_of(windows, self._ask.free_prompts)
         self._say("letting the original write", 0.1)
         writings = await pair.written(arm, beginnings, FREE_TOKENS, seed=1)
         own = await pair.judged(arm, beginnings, writings)
         items = await answered(arm, self._ask.evals)
-        return Original(arm, windows, scores, beginnings, writings, own, items)
+        return Base(scores=scores, writings=writings, own=own, items=items)
 
     async def _sensitivity(self, original: Original) -> Sensitivity | None:
         if not self._ask.sensitivity:
@@ -191,7 +205,7 @@ class Quantizer:
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
             evals=tuple(eval_gate(kind) for kind in kinds_of(original.items)),
         )
-        if before is not None and before.verdict in (Verdict.FAIL, Verdict.ERROR):
+        if before is not None and is_refused(before):
             return untried_of(measured, before)
         try:
             return await self._answered(original, measured)
@@ -212,9 +226,7 @@ class Quantizer:
             gates = pair.loss_gates(
                 original.scores, scores, pair.loss_margin(self._ask.margin_nats)
             )
-            writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
-            own = await pair.judged(original.arm, original.beginnings, writings)
-            items = await answered(arm, self._ask.evals)
+            heard = await self._heard(original, measured, arm, gates)
             speed = None
             if not measured.rung.quality_only:
                 speed = await pair.speed_of(
@@ -224,19 +236,31 @@ class Quantizer:
                     concurrencies=self._ask.concurrencies,
                 )
             resident = self._engine.resident_bytes()
-        return result_of(
-            msgspec.structs.replace(
-                measured,
-                quality={
-                    **gates,
-                    **pair.free_gates(original.own, own),
-                    **eval_gates(original.items, items, self._ask.eval_margin),
-                },
-                speed=speed,
-                resident_bytes=resident,
-                signs=pair.signs_of(original.writings, writings),
-                items=items,
-            )
+        heard = msgspec.structs.replace(heard, speed=speed, resident_bytes=resident)
+        return result_of(heard)
+
+    async def _heard(
+        self,
+        original: Original,
+        measured: Measured,
+        arm: QualityArm,
+        gates: dict[str, PairedResult],
+    ) -> Measured:
+        """Let a rung write and answer evals, unless log loss has refused it for every kind of text already."""
+        if is_harmful(gates, measured.kinds):
+            return msgspec.structs.replace(measured, quality=gates)
+        writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
+        own = await pair.judged(original.arm, original.beginnings, writings)
+        items = await answered(arm, self._ask.evals)
+        return msgspec.structs.replace(
+            measured,
+            quality={
+                **gates,
+                **pair.free_gates(original.own, own),
+                **eval_gates(original.items, items, self._ask.eval_margin),
+            },
+            signs=pair.signs_of(original.writings, writings),
+            items=items,
         )
 
     async def _confirm(

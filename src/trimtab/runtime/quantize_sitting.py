@@ -10,9 +10,12 @@ from typing import Final
 import msgspec
 
 from trimtab.core.ports import LaunchError
+from trimtab.quality.eval_scores import EvalOutcome
 from trimtab.quality.ladder import RungResult
+from trimtab.quality.loss import TextScore
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime.model_copy import write_parts
+from trimtab.runtime.quality_pair import Writing
 from trimtab.runtime.quantize_ask import QuantizeAsk
 
 NAME: Final = "walk.json"
@@ -20,10 +23,20 @@ VERSION: Final = 1
 """Raised when rows of an earlier version mean something else."""
 
 
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """What the original scored, wrote and answered; `own`: what it wrote, scored by itself."""
+
+    scores: tuple[TextScore, ...]
+    writings: tuple[Writing, ...]
+    own: tuple[TextScore, ...]
+    items: tuple[EvalOutcome, ...]
+
+
 class Sitting(msgspec.Struct, frozen=True, kw_only=True):
     """Rungs measured so far, by label. `taken_over`: how many of them an earlier sitting measured."""
 
     fingerprint: str
+    base: Base | None = None
     sensitivity: Sensitivity | None = None
     results: dict[str, RungResult] = {}
     taken_over: int = 0

@@ -19,6 +19,8 @@ from trimtab.core.ports import Clock, EngineFormatError, LaunchError
 from trimtab.engines.compressed_tensors import (
     CheckpointPlan,
     Scheme,
+    check_ignore,
+    modules_of,
     place_of_weight,
     plan_checkpoint,
     recipe_of,
@@ -70,6 +72,10 @@ class VllmLadder:
         environment = find_environment()
         self._packaged = ask.model in ("", SMOLLM2)
         self._checkpoint = open_checkpoint(environment.model(ask.model or SMOLLM2))
+        try:
+            check_ignore(ask.ignore, modules_of(self._checkpoint.tensors))
+        except EngineFormatError as error:
+            raise LaunchError(f"{self._checkpoint.folder}: {error}") from error
         self._launcher = VllmLauncher(
             clock=clock,
             environment=environment,
@@ -97,7 +103,7 @@ class VllmLadder:
         digest = await asyncio.to_thread(checkpoint_sha256, self._checkpoint)
         say("starting the original", 0.01)
         folder = self._checkpoint.folder
-        running = await self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM)
+        running = await self._both(folder)
         effective = await VllmInside(running.url, self._session).layers()
         if wrong := (*running.differences, *not_effective(None, effective)):
             raise LaunchError(f"the original does not run as asked: {'; '.join(wrong)}")
@@ -109,6 +115,23 @@ class VllmLadder:
             note=self._note(),
             vocabulary=self._checkpoint.config.get("vocab_size"),
         )
+
+    async def _both(self, folder: Path) -> Running:
+        """Start the original, and beside it the server for other weights, which a walk from its begin needs at once.
+
+        A start is a chain of processes that import one after the other, so that two take little longer than one.
+        """
+        if self._ask.resume:
+            return await self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM)
+        try:
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(self._launched(ORIGINAL, folder, ORIGINAL_KV_VLLM))
+                second = group.create_task(self._launched(RUNG, folder, ORIGINAL_KV_VLLM))
+        except ExceptionGroup as errors:
+            # The other start was ended because one failed.
+            raise errors.exceptions[0] from None
+        self._plain = second.result()
+        return first.result()
 
     def _note(self) -> str:
         if not self._packaged:
@@ -306,10 +329,10 @@ def _kv_cache_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _kv_bytes_per_token(running: Running | None) -> float | None:
-    if running is None:
+    if running is None or running.launch is None or not running.report.kv_tokens:
         return None
-    size, tokens = running.report.kv_cache_bytes, running.report.kv_tokens
-    return size / tokens if size and tokens else None
+    # What was set aside is exact; the log rounds it.
+    return running.launch.kv_cache_bytes / running.report.kv_tokens
 
 
 def _folder_word(rung: Rung) -> str:

@@ -9,7 +9,6 @@ find, before any answer of a model is run.
 
 import asyncio
 import contextlib
-import math
 import secrets
 import shutil
 import sys
@@ -87,18 +86,18 @@ class SandboxError(LaunchError):
 
 
 class ProgramEnd(StrEnum):
-    """How a program ended. `KILLED`: by a limit."""
+    """How a program ended. `FAILED`: also by a limit on CPU, memory or files."""
 
     PASSED = "passed"
     FAILED = "failed"
     OUT_OF_TIME = "out_of_time"
-    KILLED = "killed"
 
 
 class ProgramLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one program may take. `time_s`: on the clock; of CPU it gets a second more."""
+    """What one program may take. `cpu_s`: of computing; `time_s`: on the clock, for machines are busy."""
 
-    time_s: float = 10.0
+    cpu_s: int = 10
+    time_s: float = 60.0
     memory_bytes: int = 512 * 1024 * 1024
     disk_bytes: int = 16 * 1024 * 1024
     files: int = 64
@@ -124,15 +123,18 @@ async def run_program(source: str, limits: ProgramLimits = LIMITS_DEFAULT) -> Pr
     ready, done = secrets.token_hex(16), secrets.token_hex(16)
     root = await asyncio.to_thread(tempfile.mkdtemp, prefix="trimtab-sandbox-")
     try:
-        process = await asyncio.create_subprocess_exec(
-            *_command(Path(root), limits),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(f"{ready} {done}\n{source}".encode())
+            given.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *_command(Path(root), limits),
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         try:
             async with asyncio.timeout(limits.time_s):
-                output, said = await _talk(process, f"{ready} {done}\n{source}".encode())
+                output, said = await _heard(process)
                 code = await process.wait()
         except TimeoutError:
             return ProgramEnd.OUT_OF_TIME
@@ -143,24 +145,17 @@ async def run_program(source: str, limits: ProgramLimits = LIMITS_DEFAULT) -> Pr
         await asyncio.to_thread(Path(root).rmdir)
     if ready.encode() not in output:
         raise SandboxError(f"{_refusal()}: {said.decode('utf-8', 'replace').strip()[:300]}")
-    if code == 0:
-        return ProgramEnd.PASSED if done.encode() in output else ProgramEnd.FAILED
-    return ProgramEnd.KILLED if code < 0 or code > 128 else ProgramEnd.FAILED
+    ran_through = code == 0 and done.encode() in output
+    return ProgramEnd.PASSED if ran_through else ProgramEnd.FAILED
 
 
-async def _talk(process: asyncio.subprocess.Process, source: bytes) -> tuple[bytes, bytes]:
-    """Give a program its source; return the beginning and the end of what it wrote, and of its complaints."""
-    assert process.stdin is not None
+async def _heard(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """Return the beginning and the end of what a program wrote, and of its complaints."""
     assert process.stdout is not None
     assert process.stderr is not None
     async with asyncio.TaskGroup() as group:
         output = group.create_task(_kept(process.stdout))
         said = group.create_task(_kept(process.stderr))
-        # One that ends before it has read its source is judged by what it wrote.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(source)
-            await process.stdin.drain()
-        process.stdin.close()
     return output.result(), said.result()
 
 
@@ -178,14 +173,14 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await asyncio.shield(process.wait())
+        # To the end of its pipes, so that they are closed.
+        await asyncio.shield(process.communicate())
 
 
 def _command(root: Path, limits: ProgramLimits) -> list[str]:
     prefix = str(Path(sys.base_prefix).resolve())
     shared = [*SHARED, "/etc/ld.so.cache", *([] if prefix.startswith("/usr") else [prefix])]
     python = str(Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}"))
-    seconds = math.ceil(limits.time_s) + 1
     return [
         # Whoever ends this process, the program ends with it.
         *("setpriv", "--pdeathsig", "KILL"),
@@ -193,7 +188,7 @@ def _command(root: Path, limits: ProgramLimits) -> list[str]:
         *("env", f"driver={DRIVER}", "sh", "-euc", SETUP, "sandbox"),
         *(str(root), str(Path(python).resolve()), str(UID), str(limits.disk_bytes)),
         *(*shared, "--"),
-        f"--cpu={seconds}",
+        f"--cpu={limits.cpu_s}",
         f"--as={limits.memory_bytes}",
         f"--fsize={limits.disk_bytes}",
         f"--nofile={limits.files}",

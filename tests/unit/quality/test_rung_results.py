@@ -13,6 +13,8 @@ from trimtab.quality.rung_results import (
     broken_of,
     garbage_of,
     is_garbage,
+    is_harmful,
+    is_refused,
     result_of,
     untried_of,
 )
@@ -80,6 +82,22 @@ def test_stage_after_one_that_failed_is_not_tried() -> None:
     found = untried_of(measured(), failed)
     assert (found.verdict, found.kinds) == (Verdict.FAIL, {"code": Verdict.FAIL})
     assert found.because.startswith("not tried: int8 rounded")
+
+
+def test_only_a_rung_that_passes_nowhere_ends_its_branch() -> None:
+    """Harm on code alone leaves prose to be tried further; a hold is no failure."""
+    failed = result_of(measured(loss_code=Verdict.FAIL))
+    held = result_of(measured(loss_code=Verdict.HOLD))
+    mixed = msgspec.structs.replace(failed, kinds={"code": Verdict.FAIL, "prose": Verdict.PASS})
+    broken = broken_of(measured(), "did not start")
+    assert [is_refused(one) for one in (failed, held, mixed, broken)] == [True, False, False, True]
+
+
+def test_log_loss_alone_refuses_only_what_fails_in_every_kind() -> None:
+    """One kind that is held or passes keeps the other gates in the question."""
+    gates = {"log loss, code": gate(Verdict.FAIL), "log loss, prose": gate(Verdict.HOLD)}
+    assert is_harmful(gates, ["code"])
+    assert not is_harmful(gates, ["code", "prose"])
 
 
 def test_garbage_is_told_by_its_loss() -> None:
