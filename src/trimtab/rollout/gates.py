@@ -34,6 +34,8 @@ from trimtab.rollout.evidence import key_of
 from trimtab.rollout.leaving import leaving
 from trimtab.rollout.quality import quality_results
 from trimtab.rollout.rates import measured_outputs
+from trimtab.rollout.saturation import without_saturated
+from trimtab.rollout.trades import with_causes
 
 __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall", "spared"]
 
@@ -86,6 +88,7 @@ def answers(
         results = [_with_cold(one, cold) for one in results]
     results += closing.evidence.cuts.results(stops.cut)
     results += closing.validity.vetoes(stops.gate)
+    results = with_causes(record, without_saturated(record, results, closing.waiting))
     verdict = overall(results, record)
     if (
         verdict is Verdict.PASS

@@ -5,7 +5,7 @@ from typing import assert_never
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
 from trimtab.core.events import CutsKept
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
@@ -147,11 +147,12 @@ def action_undone(spec: TriggerSpec, harm: Harm) -> Action:
 
 
 def own_cut(lever: Adopted, spec: TriggerSpec) -> frozenset[Cut]:
-    """Return the cut that a trigger takes out: one of the lever's; of a lever for all traffic one that can be told."""
+    """Return the cut that a trigger takes out: one of the lever's, or one that can be told and lies across them."""
     cut = spec.cut
     if cut is None:
         return frozenset()
-    mine = cut in lever.cuts if lever.cuts else cut.dimension in KNOWN_BEFORE_SERVING
+    across = all(cut.dimension is not own.dimension for own in lever.cuts)
+    mine = cut in lever.cuts or (across and cut.dimension in KNOWN_BEFORE_SERVING)
     return frozenset({cut}) if mine else frozenset()
 
 
@@ -187,6 +188,16 @@ def give_back(lever: Adopted, spec: TriggerSpec) -> None:
             return
         case _:
             assert_never(spec.action)
+
+
+def by_temperature(record: LeverRecord, spec: TriggerSpec) -> bool:
+    """Whether other triggers of a lever watch the same signal for each temperature apart."""
+    return any(
+        each.signal is spec.signal
+        and each.cut is not None
+        and each.cut.dimension is Dimension.TEMPERATURE
+        for each in record.triggers
+    )
 
 
 def hold_off(lever: Adopted, trigger: str, now_s: float) -> None:

@@ -29,6 +29,7 @@ from trimtab.runtime.adopted import (
     Adopted,
     Said,
     action_undone,
+    by_temperature,
     give_back,
     harm_since,
     hold_back,
@@ -307,6 +308,7 @@ class TriggerShell:
             cut=state.spec.cut,
             revision=None if lever.record.revision is None else lever.record.revision.id,
             scores=self._scores(lever.record),
+            by_temperature=by_temperature(lever.record, state.spec),
         )
         window = Window(now_wall_s - WINDOW_S, now_wall_s)
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
