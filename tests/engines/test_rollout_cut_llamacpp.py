@@ -43,6 +43,7 @@ name = "answers to long inputs"
 metric = "e2e_ms"
 question = "veto"
 margin = 0.25
+alpha = 0.1
 cut = "input_tokens=256-1024"
 min_requests = 4
 min_units = 3
@@ -66,8 +67,9 @@ margin = 10.0
 REPEATED = "Repeat this line ten times: one two three four five six seven eight nine ten."
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
 DOCUMENT = " ".join(random.Random(5).choice(WORDS) for _ in range(200))
-SHORT_PER_LONG = 6
-SHORT_OUTPUT, LONG_OUTPUT = 48, 6
+SHORT_PER_LONG = 4
+TOKENS = 28
+"""Of every answer: what tells long inputs apart is their length alone."""
 
 
 async def test_lever_that_harms_long_inputs_is_stopped_for_long_inputs_only(
@@ -110,10 +112,10 @@ async def mixed(serving: Serving, session: str, stop: asyncio.Event) -> None:
     turn = 0
     while not stop.is_set():
         for _ in range(SHORT_PER_LONG):
-            assert await serving.ask(session, REPEATED, tokens=SHORT_OUTPUT)
+            assert await serving.ask(session, REPEATED, tokens=TOKENS)
         turn += 1
         question = f"{DOCUMENT}. Question {turn}: which word comes first?"
-        assert await serving.ask(session, question, tokens=LONG_OUTPUT)
+        assert await serving.ask(session, question, tokens=TOKENS)
 
 
 async def leave(serving: Serving) -> None:

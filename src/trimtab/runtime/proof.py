@@ -13,7 +13,7 @@ from trimtab.core.traffic import CandidatePlan
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras
 from trimtab.rollout.exposure import Exposed, Met
-from trimtab.rollout.gates import harmed_cut, kept_cuts
+from trimtab.rollout.gates import harmed_cut, kept_cuts, spared
 from trimtab.rollout.look import Judge, first_block
 from trimtab.rollout.machine import Look, Rollout
 
@@ -65,6 +65,8 @@ class Proof(msgspec.Struct, kw_only=True):
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
     ) -> tuple[tuple[GateResult, ...], Verdict]:
         """Return a look's answer; where the arms are not what they seem, nothing that was compared counts."""
+        if verdict is Verdict.FAIL and self.harmed(results):
+            verdict = spared(self.record, results)
         ratio = self.exposed.result(candidate)
         if ratio is None:
             return results, verdict
