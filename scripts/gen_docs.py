@@ -155,6 +155,7 @@ BOUNDS = (
     ("engines.sse", "EVENT_BYTES_MAX", "bytes of one server-sent event"),
     ("runtime.access_log", "LINES_WAITING_MAX", "lines of the access log that wait for the disk"),
     ("runtime.sinks", "LINES_WAITING_MAX", "lines of the log of verdicts that wait for the disk"),
+    ("runtime.kernel_excerpt", "EXCERPTS_MAX", "excerpts of kernel tables that are kept on disk"),
     ("runtime.webhook", "WAITING_MAX", "verdicts that wait for the webhook"),
     ("runtime.rollout_metrics", "LEVERS_MAX", "levers that /metrics shows"),
     ("runtime.otel", "OPEN_SPANS_MAX", "spans of requests in flight"),
