@@ -114,7 +114,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     "--measured",
     multiple=True,
     metavar="[LAYOUT=]FILE",
-    help="Measured already: a table of layouts, or a benchmark's result such as TP4=result.json.",
+    help="Measured: a table of layouts; or TP4=FILE with a benchmark's result or a gateway's access log.",
 )
 @click.option(
     "--measure",

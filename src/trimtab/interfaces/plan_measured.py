@@ -1,4 +1,6 @@
-"""What was measured already, as rows that correct a plan: a table of layouts, or benchmark files with their layout."""
+"""What was measured already, as rows that correct a plan: a table of layouts, or benchmark files and access logs with
+their layout.
+"""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +14,8 @@ from trimtab.core.nearest import plain_name
 from trimtab.core.served import ModelShape
 from trimtab.planning.measured import Group, Load, MeasuredLayout, read_measured
 from trimtab.runtime.served_sources import SourceError
-from trimtab.workloads.bench_files import BenchFileError, BenchRun, read_bench_text
+from trimtab.workloads.bench_files import read_bench_text
+from trimtab.workloads.bench_run import BenchFileError, BenchRun
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _SIZE: Final = re.compile(r"(TP|DP|EP|PP)(\d+)")
@@ -101,6 +104,7 @@ def _of_bench(run: BenchRun, path: Path, layout: Layout, group: Group) -> Measur
             clients=run.clients,
             input_tokens=max(1, round(run.input_tokens)),
             output_tokens=max(1, round(run.output_tokens)),
+            prefix_share=run.prefix_share,
             run=run.tool,
         ),
         ttft_ms=run.ttft_ms,

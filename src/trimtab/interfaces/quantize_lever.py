@@ -26,7 +26,7 @@ failure_modes = [
 ]
 quality_gate = "paired log loss within {margin:g} nats a token ({kinds})"
 expires_after = "30d"
-{slice}
+{slice}{absent}
 [revision]
 {revision}
 [bottleneck]
@@ -56,7 +56,28 @@ signal = "net_tpot_ratio"
 off_at = 1.05
 off_when_above = true
 because = "the gain that pays for the quality at risk is gone"
+
+[[triggers]]
+signal = "effective_mismatch"
+off_at = 0.0
+off_when_above = true
+because = "what runs is not the precision that was measured: nothing is known of its quality"
+{gates}"""
+
+NO_EQUALITY: Final = """\
+absent = {{ output_difference = "another precision rounds otherwise, so that greedy outputs part where two tokens are \
+close; quality is what was scored" }}
 """
+"""Equal outputs are no measure of a lossy lever: they would refuse every precision but the original."""
+
+SCORED: Final = """
+[[gates]]
+metric = "quality_loss"
+question = "veto"
+margin = 0.02
+during = ["canary", "ramping", "proving"]
+"""
+"""Asked where there are scored items, which `trimtab rollout score` brings."""
 
 
 def lever_record(found: Quantized) -> str | None:
@@ -73,6 +94,8 @@ def lever_record(found: Quantized) -> str | None:
         name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
         condition=f"all traffic but {refused}" if refused else "all traffic",
         slice=_slice(chosen) if refused else "",
+        absent=NO_EQUALITY.format(),
+        gates=SCORED if found.plan.eval_items else "",
         revision=_revision(chosen, found.artifact),
         margin=found.plan.margin_nats,
         kinds=", ".join(chosen.kinds),

@@ -113,6 +113,7 @@ def load_of(layout: Layout, demand: Demand, expected: Expected, precision: str =
         input_tokens=demand.input_tokens,
         output_tokens=demand.output_tokens,
         precision=precision,
+        prefix_share=demand.prefix_share,
     )
 
 

@@ -89,6 +89,7 @@ class CorrectedEstimator:
             input_tokens=row.load.input_tokens,
             output_tokens=row.load.output_tokens,
             concurrency=row.load.clients,
+            prefix_share=row.load.prefix_share,
         )
         found = self._inner.expected(msgspec.structs.replace(row.load.layout, replicas=1), demand)
         run = Run(row=row, tpot_ms=found.tpot_ms.value, ttft_ms=found.ttft_ms.value)
@@ -135,4 +136,5 @@ def _same(one: Load, other: Load) -> bool:
         (one.output_tokens, other.output_tokens),
     )
     near = all(abs(math.log(a / b)) <= SAME_SHARE for a, b in pairs)
-    return near and one.layout == other.layout
+    reused = abs(one.prefix_share - other.prefix_share) <= SAME_SHARE
+    return near and reused and one.layout == other.layout

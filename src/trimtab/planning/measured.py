@@ -54,7 +54,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, order=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a layout was or would be run with, as far as errors of an estimate may depend on it.
 
-    `clients`: requests in flight over the whole replica; `run` says which engine version or campaign measured.
+    `clients`: requests in flight over the whole replica; `prefix_share`: part (0 to 1) of the input that its cache
+    held; `run` says which engine version or campaign measured.
     """
 
     layout: Layout
@@ -62,6 +63,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     precision: str = ""
+    prefix_share: float = 0.0
     run: str = ""
 
 

@@ -93,10 +93,16 @@ def parts_asked(found: Compiled, whole: GridTimes) -> tuple[Asked, Asked]:
     """Return a mixture's steps without its exchange, and without its experts too."""
     taken = (EXCHANGES, (*EXCHANGES, *EXPERTS))
     if overlaps(found.spec):
-        left = (EngineAsked(compiled(without(found.spec, each)), exchanges=False) for each in taken)
+        left = (
+            EngineAsked(compiled(without(found.spec, each), found.root), exchanges=False)
+            for each in taken
+        )
         return next(left), next(left)
     # Asking for the experts alone spares asking for attention again, which takes longest.
-    parts = (LessAsked(whole, EngineAsked(compiled(only(found.spec, each)))) for each in taken)
+    parts = (
+        LessAsked(whole, EngineAsked(compiled(only(found.spec, each), found.root)))
+        for each in taken
+    )
     return next(parts), next(parts)
 
 

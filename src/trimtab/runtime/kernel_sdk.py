@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.resources
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -62,10 +62,11 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled configuration, and what it was compiled for. `widths`: in words."""
+    """One compiled configuration, and what for. `widths`: in words; `root`: of the excerpt that it asks, if any."""
 
     engine: Any
     spec: str
+    root: str | None
     widths: str
     mode: str
     version: str
@@ -147,9 +148,14 @@ def open_tables(system: str, engine: str, mode: str) -> Any:
     return opened
 
 
-def held(tables: Any) -> Any:
+def package_root() -> Path:
+    """Return the folder of the package's tables."""
+    return Path(sdk().perf_database.get_systems_paths()[0])
+
+
+def held(tables: Any, root: str | None) -> Any:
     """Return something that keeps what is read of a database; the package drops it with the last that needs it."""
-    return compiled(sdk().engine.build_database_probe_spec_json(tables))
+    return compiled(sdk().engine.build_database_probe_spec_json(tables), root)
 
 
 @cache
@@ -159,9 +165,13 @@ def _lanes() -> Lanes:
 
 
 def compile_layout(
-    widths: Widths, layout: Layout, engine: str, system: str, tables: Any, attention: str | None
-) -> Compiled:
-    """Compile one configuration and load what its steps need; raises one of `REFUSALS` where a kernel is lacking."""
+    widths: Widths, layout: Layout, engine: str, system: str, tables: Any, attention: str | None,
+    root_of: Callable[[str], str | None],
+) -> Compiled:  # fmt: skip
+    """Compile one configuration and load what its steps need; raises one of `REFUSALS` where a kernel is lacking.
+
+    `root_of`: where the tables lie that a specification is to be asked of; None: the package's own.
+    """
     config = _config(widths, layout, engine, system, attention)
     model = sdk().models.get_model(widths.model, config, engine)
     spec = sdk().engine.build_engine_spec_json(
@@ -175,7 +185,8 @@ def compile_layout(
         nextn=0,
         database=tables,
     )
-    whole = compiled(spec)
+    root = root_of(spec)
+    whole = compiled(spec, root)
     for batch, tokens in (PROBE, _FAR):
         whole.decode_step_latency(batch, tokens, 2)
         whole.predict_prefill_latency(1, tokens, 0)
@@ -183,16 +194,17 @@ def compile_layout(
     return Compiled(
         engine=whole,
         spec=spec,
+        root=root,
         widths=_said(model.config),
         mode=str(tables.get_default_database_mode().name),
         version=str(tables.version),
     )
 
 
-def compiled(spec: str) -> Any:
-    """Return the package's engine of a specification."""
+def compiled(spec: str, root: str | None) -> Any:
+    """Return the package's engine of a specification, asked of the tables under `root`; None: the package's own."""
     return sdk().core.AicEngine.from_spec(
-        bytes(sdk().core.engine_spec_bincode_from_json(spec)), None
+        bytes(sdk().core.engine_spec_bincode_from_json(spec)), root
     )
 
 

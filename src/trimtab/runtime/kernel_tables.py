@@ -25,6 +25,7 @@ from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
+from trimtab.runtime.kernel_excerpt import Excerpts, Tables, wanted_by
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -46,11 +47,15 @@ from trimtab.runtime.kernel_sdk import (
     is_mixture,
     open_tables,
     own_width,
+    package_root,
     version,
 )
 
 _ATTENTIONS: Final = (None, "bfloat16")
 """How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
+
+_TRIES: Final = ((MODES[0], True), *((mode, False) for mode in MODES))
+"""How tables are asked: measured kernels out of an excerpt, then out of all, then with gaps filled."""
 
 _PARTS: Final = 2
 """Grids of a mixture's parts: without its exchange, without its experts too."""
@@ -77,13 +82,14 @@ _Key = tuple[Serving, Layout]
 class PackageTables:
     """The kernel tables of the package. What they said is kept; what was never asked loads them, about a second."""
 
-    def __init__(self, cache: GridCache | None = None) -> None:
-        """`cache`: times that were kept before; None keeps none."""
+    def __init__(self, cache: GridCache | None = None, excerpts: Excerpts | None = None) -> None:
+        """`cache`: times that were kept before; None keeps none. `excerpts`: None reads all tables whole."""
         self._cache = cache or GridCache(None)
+        self._excerpts = excerpts or Excerpts(None)
         self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
         self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
-        self._holding: dict[tuple[str, str], Any] = {}
+        self._holding: dict[tuple[str, str, str | None], Any] = {}
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -235,15 +241,30 @@ class PackageTables:
             dense=not is_mixture(checkpoints[0]),
         )
         refused = ""
-        for mode, widths, attention in product(MODES, wanted, _ATTENTIONS):
+        for (mode, excerpt), widths, attention in product(_TRIES, wanted, _ATTENTIONS):
             try:
                 tables = self._database(system, engine, mode)
-                found = compile_layout(widths, layout, engine, system, tables, attention)
+                root_of = partial(self._root_of, tables, system, engine, excerpt)
+                found = compile_layout(widths, layout, engine, system, tables, attention, root_of)
             except REFUSALS as error:
                 refused = refused or _line(error)
                 continue
             return _Found(compiled=found, notes=_notes(serving, widths, found))
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
+
+    def _root_of(
+        self, tables: Any, system: str, engine: str, excerpt: bool, spec: str
+    ) -> str | None:
+        """Return where the tables lie that a specification is asked of, and keep hold of those."""
+        root = None
+        if excerpt:
+            whole = Tables(package=package_root(), version=version(), system=system, engine=engine)
+            found = self._excerpts.root(whole, wanted_by(spec))
+            root = None if found is None else str(found)
+        key = (system, engine, root)
+        if key not in self._holding:
+            self._holding[key] = held(tables, root)
+        return root
 
     def _database(self, system: str, engine: str, mode: str) -> Any:
         key = (system, engine, mode)
@@ -252,8 +273,6 @@ class PackageTables:
         opened = self._loaded[key]
         if opened is None:
             raise ValueError(f"no tables for {system} and {engine}")
-        if (system, engine) not in self._holding:
-            self._holding[system, engine] = held(opened)
         return opened
 
 

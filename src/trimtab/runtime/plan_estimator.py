@@ -28,11 +28,14 @@ from trimtab.planning.precision import find_precision, stored_bits
 from trimtab.planning.roofline_times import collective_ms, parted_roofline
 from trimtab.planning.server_pace import pace_of
 from trimtab.runtime.kernel_cache import GridCache
+from trimtab.runtime.kernel_excerpt import Excerpts
 from trimtab.runtime.kernel_names import ENGINES
 from trimtab.runtime.kernel_tables import PackageTables
 from trimtab.runtime.vllm_env import cache_folder
 
-_TABLES: Final = PackageTables(GridCache(cache_folder() / "kernels"))
+_TABLES: Final = PackageTables(
+    GridCache(cache_folder() / "kernels"), Excerpts(cache_folder() / "kernels" / "tables")
+)
 """Tables that were loaded stay so for the life of the process."""
 
 _SLOWER_SHARE: Final = 0.9

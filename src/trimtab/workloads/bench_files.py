@@ -1,4 +1,4 @@
-"""Results of other people's benchmark tools as measured runs: guidellm, aiperf, and vLLM's or SGLang's own client.
+"""Results of benchmark tools as measured runs: guidellm, aiperf, vLLM's or SGLang's own client; and gateways' logs.
 
 Only successful requests count. Every tool has its own words for the same times: guidellm's `time_per_output_token_ms`
 holds the first token too, so `inter_token_latency_ms` is what is read; aiperf's `inter_token_latency` is the mean over
@@ -7,36 +7,22 @@ did, else what it was told. Formats read: guidellm 0.3 to 0.8 (`benchmarks.json`
 (`profile_export_aiperf.json`), vLLM `bench serve --save-result` and SGLang `bench_serving` (JSON or JSON lines).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from trimtab.core.record import RequestRecord
+from trimtab.workloads.access_runs import is_access_line, runs_of_log
+from trimtab.workloads.bench_run import BenchFileError, BenchRun
 
 RESULTS_MAX: Final = 1_000
-
-
-class BenchFileError(ValueError):
-    """A text that is no benchmark result, or one without the figures needed; the message says which."""
-
-
-class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run. Means over its successful requests, milliseconds and tokens; `clients` in flight."""
-
-    tool: str
-    model: str | None
-    clients: float
-    input_tokens: float
-    output_tokens: float
-    ttft_ms: float
-    tpot_ms: float
-    requests: int | None
 
 
 def read_bench_text(text: str) -> tuple[BenchRun, ...]:
     """Read the runs of a benchmark file, whichever tool wrote it; raises `BenchFileError`."""
     documents = _documents(text)
+    if documents and all(is_access_line(document) for document in documents):
+        return runs_of_log(documents)
     runs: list[BenchRun] = []
     for document in documents:
         if isinstance(document.get("benchmarks"), list):
@@ -48,45 +34,13 @@ def read_bench_text(text: str) -> tuple[BenchRun, ...]:
         else:
             raise BenchFileError(
                 "not a benchmark result of guidellm (benchmarks), aiperf (time_to_first_token) "
-                "or vLLM and SGLang (mean_ttft_ms)"
+                "or vLLM and SGLang (mean_ttft_ms), nor a gateway's access log (request_id, endpoint)"
             )
         if len(runs) > RESULTS_MAX:
             raise BenchFileError(f"more than {RESULTS_MAX} runs in one file")
     if not runs:
         raise BenchFileError("no run in the file")
     return tuple(runs)
-
-
-def run_from_records(records: Sequence[RequestRecord]) -> BenchRun:
-    """Read a gateway's request records as one run; clients in flight by Little's law over their span.
-
-    Raises `BenchFileError` without a finished request whose tokens and times are known.
-    """
-    told = [
-        (record, record.tokens.prompt, record.tokens.output, record.ttft_ms, record.tpot_ms)
-        for record in records
-        if record.ok
-    ]
-    known = [
-        (record, prompt, output, ttft, tpot)
-        for record, prompt, output, ttft, tpot in told
-        if prompt is not None and output is not None and ttft is not None and tpot is not None
-    ]
-    if not known:
-        raise BenchFileError("no finished request with known tokens and times")
-    count = len(known)
-    busy_s = sum(one[0].finished_at_s - one[0].arrived_at_s for one in known)
-    span_s = max(one[0].finished_at_s for one in known) - min(one[0].arrived_at_s for one in known)
-    return BenchRun(
-        tool="gateway",
-        model=None,
-        clients=busy_s / span_s if span_s > 0.0 else 1.0,
-        input_tokens=sum(prompt for _, prompt, _, _, _ in known) / count,
-        output_tokens=sum(output for _, _, output, _, _ in known) / count,
-        ttft_ms=sum(ttft for _, _, _, ttft, _ in known) / count,
-        tpot_ms=sum(tpot for _, _, _, _, tpot in known) / count,
-        requests=count,
-    )
 
 
 def _documents(text: str) -> list[Mapping[str, object]]:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from trimtab.core.record import RequestRecord, Tokens
-from trimtab.workloads.bench_files import BenchFileError, read_bench_text, run_from_records
+from trimtab.workloads.bench_files import read_bench_text
+from trimtab.workloads.bench_run import BenchFileError
 
 VLLM = {
     "backend": "vllm",
@@ -107,30 +107,3 @@ def test_garbage_is_a_typed_error(text: str) -> None:
     """Whatever is not a usable result says so, and nothing else is raised."""
     with pytest.raises(BenchFileError):
         read_bench_text(text)
-
-
-def record(start_s: float, tpot_ms: float | None = 10.0) -> RequestRecord:
-    return RequestRecord(
-        request_id=str(start_s),
-        arrived_at_s=start_s,
-        finished_at_s=start_s + 1.0,
-        endpoint="/v1/completions",
-        stream=True,
-        ttft_ms=100.0,
-        tpot_ms=tpot_ms,
-        tokens=Tokens(prompt=200, output=91),
-        status=200,
-    )
-
-
-def test_gateway_records_are_one_run() -> None:
-    """Ten requests of a second each over a span of five and a half are 1.8 clients in flight."""
-    run = run_from_records([record(number * 0.5) for number in range(10)])
-    assert run.clients == pytest.approx(10.0 / 5.5)
-    assert (run.input_tokens, run.output_tokens, run.ttft_ms, run.tpot_ms) == (200, 91, 100.0, 10.0)
-
-
-def test_records_with_unknown_times_are_left_out() -> None:
-    """Unknown is not zero: without any known request there is no run."""
-    with pytest.raises(BenchFileError):
-        run_from_records([record(0.0, tpot_ms=None)])

@@ -1,0 +1,80 @@
+"""Excerpts of the kernel tables answer what the whole tables answer, to the last digit."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from trimtab.core.layout import Layout
+from trimtab.core.served import EngineKind
+from trimtab.planning.grid_times import GridTimes
+from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
+from trimtab.runtime.kernel_excerpt import Excerpts
+from trimtab.runtime.kernel_tables import PackageTables
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None,
+    reason="kernel tables: the extra [plan] is not installed",
+)
+
+VLLM, SGLANG, TRTLLM = EngineKind.VLLM, EngineKind.SGLANG, EngineKind.TRTLLM
+ASKED = [
+    ("Qwen/Qwen3-32B", "H100", VLLM, "", Layout(tp=4)),
+    ("Qwen/Qwen3-32B-FP8", "H200", TRTLLM, "fp8", Layout(tp=2)),
+    ("meta-llama/Meta-Llama-3.1-70B", "A100 SXM 80GB", SGLANG, "", Layout(tp=8)),
+    ("Qwen/Qwen3-30B-A3B", "H100", SGLANG, "", Layout(attention_dp=4, moe_ep=4)),
+    ("openai/gpt-oss-120b", "B200", TRTLLM, "mxfp4", Layout(tp=2, moe_tp=2)),
+    ("deepseek-ai/DeepSeek-V3", "H200", VLLM, "", Layout(tp=8, moe_ep=8)),
+    ("mistral-nemo-2407", "H100", VLLM, "", Layout()),
+]
+
+
+def told(times: StepTimes | NoTimes) -> object:
+    """Everything that times say, whole."""
+    if isinstance(times, NoTimes):
+        return times
+    assert isinstance(times, GridTimes)
+    times.complete()
+    return times.grid, times.notes, times.extended
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "engine", "precision", "layout"), ASKED, ids=[one[0] for one in ASKED]
+)
+def test_excerpt_answers_like_the_whole_tables(
+    tmp_path: Path, model: str, system: str, engine: EngineKind, precision: str, layout: Layout
+) -> None:
+    """At every point of the grid, with the same notes; and it was an excerpt that answered."""
+    serving = Serving(
+        model=model,
+        system=system,
+        engine=engine,
+        precision=precision,
+        kv_bits=8 if precision else 16,
+    )
+    part = PackageTables(excerpts=Excerpts(tmp_path / "tables"))
+    assert told(part.times(serving, layout)) == told(PackageTables().times(serving, layout))
+    assert all(each.is_dir() for each in (tmp_path / "tables").iterdir())
+    assert list((tmp_path / "tables").iterdir())
+
+
+def test_excerpt_is_made_once_and_holds_little(tmp_path: Path) -> None:
+    """Another layout, and the next process, find it there; it is a fraction of the tables."""
+    serving = Serving(model="Qwen/Qwen3-32B", system="H100", engine=VLLM, kv_bits=16)
+    tables = PackageTables(excerpts=Excerpts(tmp_path))
+    tables.times(serving, Layout(tp=2))
+    tables.times(serving, Layout(tp=8))
+    (made,) = tmp_path.iterdir()
+    stamp = made.stat().st_ino
+    PackageTables(excerpts=Excerpts(tmp_path)).times(serving, Layout(tp=4))
+    assert [each.stat().st_ino for each in tmp_path.iterdir()] == [stamp]
+    own = [each for each in made.rglob("*") if each.is_file() and not each.is_symlink()]
+    assert 0 < sum(each.stat().st_size for each in own) < 8_000_000
+
+
+def test_folder_that_cannot_be_written_reads_the_whole_tables(tmp_path: Path) -> None:
+    """An excerpt saves time and nothing else."""
+    (tmp_path / "file").write_text("in the way")
+    serving = Serving(model="Qwen/Qwen3-32B", system="H100", engine=VLLM, kv_bits=16)
+    found = PackageTables(excerpts=Excerpts(tmp_path / "file" / "tables"))
+    assert not isinstance(found.times(serving, Layout(tp=2)), NoTimes)
