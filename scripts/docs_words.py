@@ -162,6 +162,7 @@ LEVER: dict[str, dict[str, str]] = {
         "shares": "Part of the sessions in the slice, step by step.",
         "peak_cycle_s": "Length of a full peak cycle in seconds.",
         "peak_is": "What that cycle is, in words.",
+        "peak_concurrency": "Requests in flight at the recorded peak; once as many were again, the cycle is over.",
         "comparison": "How the arms are compared.",
         "block_s": "Length of a block in seconds.",
         "edge_s": "Seconds at both ends of a switchback block that are served and not compared.",

@@ -128,15 +128,15 @@ METRICS_LABELS = """
 | `sink` | `log`, `webhook` |
 | `outcome` | `delivered`, `refused`, `failed`, `dropped` |
 
-A histogram has `_bucket`, `_sum` and `_count` series. Counters and histograms also have a `_created` twin.
+A histogram has `_bucket`, `_sum` and `_count` series. A counter may have a `_created` twin.
 """
 
 CLI_HEAD = """# Command line
 
-Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan` and
-`trimtab prompts` have codes of their own, told in their help. `trimtab load` ends with 1 also if a request was not
-answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is broken (`verify`)
-or knows no such event or lever, and with 2 if there is no ledger.
+Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan`,
+`trimtab prompts` and `trimtab repeats` have codes of their own, told in their help. `trimtab load` ends with 1 also if
+a request was not answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is
+broken (`verify`) or knows no such event or lever, and with 2 if there is no ledger.
 
 """
 
@@ -148,7 +148,7 @@ BOUNDS = (
     ("runtime.ledger", "BATCH_MAX", "rows in one transaction"),
     ("policies.places", "SESSIONS_MAX", "sessions that keep their place in or out of a slice"),
     ("policies.estimates", "LABELS_MAX", "labels whose length of answer is remembered"),
-    ("runtime.gateway", "LABEL_CHARS_MAX", "characters of a label"),
+    ("runtime.prompt", "LABEL_CHARS_MAX", "characters of a label"),
     ("runtime.recorder", "OUTPUT_CHARS_KEPT_MAX", "characters of output kept until a request ends"),
     ("runtime.prompt", "SHINGLE_PROMPT_BYTES_MAX", "bytes of a prompt looked at for repetition"),
     ("runtime.upstream", "RESPONSE_BYTES_MAX", "bytes of an answer that is not streamed"),
@@ -179,8 +179,21 @@ BOUNDS = (
     ("runtime.served_sources", "SOURCES_MAX", "sources of one `diagnose`"),
     ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
     ("engines.scrape", "SERIES_MAX", "series of one page"),
+    ("engines.safetensors", "HEADER_BYTES_MAX", "bytes of the header of one file of weights"),
     ("workloads.prompt_lint", "SESSIONS_MAX", "sessions that `prompts` remembers at once"),
-    ("interfaces.prompts_cli", "LINE_BYTES_MAX", "bytes of one line that `prompts` reads"),
+    (
+        "interfaces.request_lines",
+        "LINE_BYTES_MAX",
+        "bytes of one line that `prompts` and `repeats` read",
+    ),
+    (
+        "workloads.foretold",
+        "PROMPT_TOKENS_MAX",
+        "tokens at the end of a prompt that `repeats` looks at",
+    ),
+    ("workloads.foretold", "EARLIER_GRAMS_MAX", "pieces of earlier answers that `repeats` keeps"),
+    ("levers.speculation_repeats", "GROUPS_MAX", "parts of the traffic that `repeats` tells apart"),
+    ("interfaces.repeats_cli", "ANSWERS_SEEN_MAX", "answers that `repeats` knows by a hash"),
 )
 
 RESULT_STRUCTS = (

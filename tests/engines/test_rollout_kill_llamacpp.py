@@ -12,6 +12,7 @@ from serving_kit import CHAT, RECORD
 from trimtab.core.events import (
     RequestServed,
     RolloutMoved,
+    SessionsExposed,
 )
 from trimtab.core.state import EMPTY
 from trimtab.core.types import RolloutAction, RolloutState
@@ -177,9 +178,22 @@ def test_kill_in_each_state_of_a_rollout_and_it_is_where_it_was(tmp_path: Path) 
         assert life.stands() == stand(state.PROVING)
         assert life.exposures() == proving
         life.act(RolloutAction.ADOPT)
+    check_told_once(ledger, set(proving))
     assert inside(canary) <= inside(ramping) <= inside(proving)
     assert 0 < len(inside(proving)) <= len(proving)
     check_after_adoption(tmp_path)
+
+
+def check_told_once(ledger: Path, sessions: set[str]) -> None:
+    """Over all lives each session is told once an arm, and all of them are told."""
+    with SqliteReader(ledger) as reader:
+        found = [each.event for each in reader.stream(Filter(kind="sessions_exposed"))]
+    told = [event for event in found if isinstance(event, SessionsExposed)]
+    candidate = [session for event in told for session in event.candidate]
+    baseline = [session for event in told for session in event.baseline]
+    assert len(candidate) == len(set(candidate))
+    assert len(baseline) == len(set(baseline))
+    assert {*candidate, *baseline} == sessions
 
 
 def check_after_adoption(folder: Path) -> None:

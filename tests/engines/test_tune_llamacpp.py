@@ -82,7 +82,6 @@ async def test_small_tune_ends_with_a_whole_result_and_report(
     assert (result.baseline.n, result.baseline.errors) == (10, 0)
     assert (result.final.n, result.final.errors) == (10, 0)
     assert sum(result.baseline.output_share_by_replica.values()) == pytest.approx(1.0)
-    assert result.duration_s < 90
     stages = [line.split("]")[0][1:] for line in view.said if line.startswith("[")]
     assert stages == ["start", "calibrate", "baseline", "final", "stop"]
     check_result(json.loads((report / "result.json").read_bytes()))

@@ -5,10 +5,11 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_engine import DiesError, FakeEngine, Seen, chunk, sse, stream_of
+from fake_engine import DiesError, FakeEngine, Seen, chunk, sse, stream_of, whole
 from harness import Harness, until
 
 from trimtab.core.types import ErrorClass
+from trimtab.policies.idle_failures import FailureCause, Share, explain_failures
 
 SAID = sse(chunk({"content": "one"}))
 DONE = b"data: [DONE]\n\n"
@@ -153,3 +154,41 @@ async def test_comments_do_not_hide_that_a_replica_is_silent_for_too_long() -> N
     assert reply.body.startswith(SAID + COMMENT)
     assert reply.body.count(b"upstream_timeout") == 1
     assert record.error is ErrorClass.UPSTREAM_TIMEOUT
+
+
+class Impatient(FakeEngine):
+    """Stands for a proxy before an engine that keeps connections longer than the engine: after a pause it says 502."""
+
+    async def completion(self, seen: Seen) -> AsyncIterator[bytes]:
+        if "x-paused" in seen.headers:
+            yield whole(502, b"bad gateway")
+            return
+        async for piece in super().completion(seen):
+            yield piece
+
+
+@pytest.mark.parametrize(("pause_s", "stream"), [(0.3, False), (0.3, True), (0.6, False)])
+async def test_502_after_pauses_alone_is_told_to_be_the_keep_alive(
+    pause_s: float, stream: bool
+) -> None:
+    """Agents of whom some pause for longer than idle connections are kept: the pause is the cause, no revision is."""
+    async with Harness(Impatient()) as fleet:
+
+        async def agent(number: int) -> None:
+            for turn in range(12):
+                pauses = number % 2 == 1 and turn == 5
+                await asyncio.sleep(pause_s if pauses else 0.0)
+                said = {"X_Paused": "1"} if pauses else {}
+                await fleet.post({"stream": stream, "user": f"agent {number}"}, **said)
+
+        for number in range(16):
+            # One after the other, so that nobody's requests wait for those of others.
+            await agent(number)
+        await fleet.record(of=16 * 12)
+    said = explain_failures(fleet.records)
+    assert said.cause is FailureCause.KEEP_ALIVE_MISMATCH
+    assert said.all == Share(failed=8, n=192)
+    assert said.others is not None
+    assert said.others.failed == 0
+    assert said.pause_s_min is not None
+    assert said.pause_s_min >= pause_s - 0.01

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from handover_kit import DECODE, LONG, NOTHING, PREFILL, Pair, long_body, right_text, text_of
 from harness import until
+from slot_engine import SlotState
 
 from trimtab.core.config_handover import PlaceRule
 from trimtab.core.handover import HandOverCause, HandOverOutcome, PrefillPlace, PrefillReason
@@ -198,6 +199,34 @@ async def test_prompt_that_begins_like_an_earlier_one_computes_its_tail_only(
     assert [pair.prefill.computed[0], pair.prefill.computed[1] + 5] == [302, 45] or (
         pair.prefill.computed[1] < 50
     )
+
+
+async def test_short_prompt_passes_a_long_one_in_the_first_slot(tmp_path: Path) -> None:
+    """It does not wait for the long one's turn to end, and both are handed over whole."""
+    long, short = long_body("long", words=1200), long_body("short", words=100)
+    may_save = asyncio.Event()
+    async with Pair(tmp_path) as pair:
+        save = pair.prefill._save
+
+        async def held(slot: SlotState, path: Path) -> bytes:
+            await may_save.wait()
+            return await save(slot, path)
+
+        pair.prefill._save = held  # type: ignore[method-assign]
+        first = asyncio.create_task(pair.post(long))
+        await until(lambda: len(pair.prefill.computed) == 1)
+        second = asyncio.create_task(pair.post(short))
+        # The long one's turn has not ended: its slot is not saved.
+        await until(lambda: len(pair.prefill.computed) == 2)
+        may_save.set()
+        replies = (await first, await second)
+        await pair.record(of=2)
+        told, left = pair.told, pair.left_over
+    slots = [one.json["id_slot"] for one in pair.prefill.requests if b"id_slot" in one.body]
+    assert [text_of(one.body) for one in replies] == [right_text(long), right_text(short)]
+    assert slots == [1, 0]
+    assert {one.outcome for one in told} == {HandOverOutcome.DELIVERED}
+    assert left == NOTHING
 
 
 async def test_link_is_learned_from_what_was_moved(tmp_path: Path) -> None:

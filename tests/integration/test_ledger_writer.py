@@ -6,11 +6,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from events_kit import LEVER, SteppingClock, measured, request, story
+from control_kit import candidate
+from events_kit import LEVER, SteppingClock, lever_record, measured, moved, request, story
 
-from trimtab.core.events import Effect, LedgerGap, RunStarted
+from trimtab.core.events import Effect, LedgerGap, LeverProposed, RunStarted, SessionsExposed
+from trimtab.core.lever import Comparison
+from trimtab.core.record import RequestRecord
 from trimtab.core.state import rebuild
+from trimtab.core.types import Arm, RolloutState
 from trimtab.runtime import ledger as ledger_module
 from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.ledger_reader import Filter, SqliteReader
@@ -204,3 +209,50 @@ async def test_reader_finds_by_kind_lever_and_reference(path: Path, ledger: Sqli
             reader.find(ids[3][:6])
         with pytest.raises(LedgerError, match="has no event 'ZZZ'"):
             reader.find("ZZZ")
+
+
+async def test_busiest_is_of_the_requests_since_then(path: Path, ledger: SqliteLedger) -> None:
+    """Most in flight as one was admitted: of those since a time, unknown where nothing says it."""
+    for concurrency in (9, 3, 5, None):
+        served = request(1, concurrency_at_admission=concurrency)
+        ledger.append(served, cause_id=None)
+    ledger.append(measured("ev-1"), cause_id=None)
+    await ledger.flush()
+    with SqliteReader(path) as reader:
+        first = reader.read()[0].at_s
+        found = [reader.busiest(since) for since in (0.0, first + 0.1, first + 0.6, first + 1.1)]
+    assert found == [9, 5, 5, None]
+
+
+async def test_whom_a_lever_was_shown_to_is_read_of_its_latest_proof(
+    path: Path, ledger: SqliteLedger
+) -> None:
+    """A restart tells nobody twice; a proposal anew, and being verified again, begin with nobody."""
+    shown = SessionsExposed(lever=LEVER, share=0.1, candidate=("a",), baseline=("b",))
+    proposed = LeverProposed(record=lever_record())
+    again = moved(RolloutState.RAMPING, 0.25, before=RolloutState.ADOPTED)
+    met: list[SessionsExposed | None] = []
+    for event in (proposed, shown, again, shown, proposed):
+        ledger.append(event, cause_id=None)
+        await ledger.flush()
+        with SqliteReader(path) as reader:
+            known = reader.met(LEVER)
+        for one in (seen("a", Arm.CANDIDATE), seen("b", Arm.BASELINE), seen("c", Arm.BASELINE)):
+            known.take(one, SHOWN)
+        met.append(known.told(LEVER, 0.1))
+    everyone = msgspec.structs.replace(shown, baseline=("b", "c"))
+    rest = SessionsExposed(lever=LEVER, share=0.1, baseline=("c",))
+    assert met == [everyone, rest, everyone, rest, everyone]
+
+
+SHOWN = msgspec.structs.replace(
+    candidate(share=0.1, comparison=Comparison.SIDE_BY_SIDE), lever=LEVER, replicas=("r1",)
+)
+
+
+def seen(session: str, arm: Arm) -> RequestRecord:
+    """A request of a session in an arm of the lever."""
+    record = request(1).record
+    return msgspec.structs.replace(
+        record, session=session, arm=arm, lever=LEVER, slice="slice of 10%"
+    )

@@ -1,11 +1,13 @@
 """Eval files on disk: drawn by a fixed seed, refused by name, schemas checked before anything starts."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
 from trimtab.core.ports import LaunchError
+from trimtab.quality.evals import LINE_BYTES_MAX
 from trimtab.runtime.quality_evals import check_schemas, read_evals
 from trimtab.runtime.quality_texts import TextError, named_texts, standard_texts
 
@@ -75,3 +77,22 @@ def test_standard_texts_are_code_and_prose_of_every_installation() -> None:
     assert [one.kind for one in texts] == ["code"] * 3 + ["prose"] * 3
     assert len({one.text for one in texts}) == 6
     assert min(len(one.text) for one in texts) > 2000
+
+
+def test_published_file_is_read_compressed(tmp_path: Path) -> None:
+    """As HumanEval comes: gzip by its name; one that was cut off is refused by name."""
+    data = gzip.compress((json.dumps(item("q")) + "\n").encode())
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(data)
+    assert [one.id for one in read_evals([path], items_max=10).items] == ["q"]
+    path.write_bytes(data[:-12])
+    with pytest.raises(TextError, match=r"HumanEval\.jsonl\.gz"):
+        read_evals([path], items_max=10)
+
+
+def test_line_without_an_end_is_not_held_in_memory(tmp_path: Path) -> None:
+    """More than may be read is refused where it begins."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * (LINE_BYTES_MAX + 5))
+    with pytest.raises(TextError, match=r"a\.jsonl, line 1: 1,048,577 bytes"):
+        read_evals([path], items_max=10)

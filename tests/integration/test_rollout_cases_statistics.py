@@ -4,16 +4,22 @@ import msgspec
 import pytest
 from case_kit import Case, chance, is_candidate, speculation, spread, verdict, written
 from events_kit import REVISION
+from scrape_kit import Load, vllm
 
+from trimtab.core.config import AttachedServer, ConfigError, parse_config
 from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.events import GatesEvaluated
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal, TriggerSpec
 from trimtab.core.record import RequestRecord, Tokens
 from trimtab.core.types import ErrorClass, ReplicaState, Role, RolloutState, Verdict
+from trimtab.engines.served import read_sample
 from trimtab.policies.loadstate import LoadState
 from trimtab.rollout.signals import Watched, signals
 from trimtab.rollout.triggers import TriggerWatch, watch
+from trimtab.runtime.access import Access
+from trimtab.runtime.attach_member import Member
+from trimtab.runtime.attach_read import Seen
 
 S = RolloutState
 
@@ -228,6 +234,23 @@ def test_a_burst_between_two_probes_is_spread(replicas: int) -> None:
         load.admitted(f"q{number}", least.id, prefill_tokens=100, decode_tokens=100)
     most = max(one.in_flight for one in load.view(0.0).replicas)
     assert most <= -(-50 // replicas) + 1
+
+
+@pytest.mark.parametrize("every_s", [1.0, 15.0, 60.0])
+def test_a_reading_is_not_stale_before_the_next_poll(every_s: float) -> None:
+    """How old it may get follows from how often it is read: a poll a minute does not make everything stale."""
+    member = Member(AttachedServer(url="http://127.0.0.1:1"), "a", Access())
+    page = vllm(Load(running=7, waiting=1, kv=0.4)).encode()
+    member.take(Seen(at_mono_s=100.0, sample=read_sample(page, source="a", at_s=1e9)))
+    assert member.load(100.0 + 2.0 * every_s, every_s).running == 7
+    assert member.load(100.0 + 4.0 * every_s, every_s).running is None
+
+
+@pytest.mark.parametrize("key", ["stale_s", "stale_after_s", "probe_stale_s"])
+def test_a_limit_of_age_below_the_poll_cannot_be_configured(key: str) -> None:
+    """Poll 60 s, stale 2 s: refused with the key, since there is none for it."""
+    with pytest.raises(ConfigError, match=key):
+        parse_config(f"[fleet]\nprobe_every_s = 60.0\n{key} = 2.0\n", source="c.toml")
 
 
 def test_a_record_by_hand_is_complete() -> None:

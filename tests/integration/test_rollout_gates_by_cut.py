@@ -115,6 +115,33 @@ async def test_harm_in_one_cut_is_seen_there_and_takes_that_cut_alone(metric: st
     assert "label=long" in left
 
 
+@pytest.mark.parametrize("also", [False, True])
+async def test_cut_that_leaves_takes_its_harm_along(also: bool) -> None:
+    """Long prompts have short answers, so that harm shows in both cuts: long prompts leave, and if it was their harm
+    alone the rest goes on; where short answers of others are harmed too, the lever is stopped.
+    """
+
+    def answer(one: RequestRecord) -> RequestRecord:
+        long = chance(one, "long") < 0.15
+        brief = long or chance(one, "brief") < 0.15
+        told = Tokens(prompt=3000 if long else 100, output=8 if brief else 80)
+        ttft = 100.0 * spread(one, "ttft")
+        if is_candidate(one) and (long or (also and brief)):
+            ttft *= 1.6
+        return msgspec.structs.replace(
+            one, tokens=told, ttft_ms=ttft, tpot_ms=20.0 * spread(one), output_valid=None
+        )
+
+    case = await Case(speculation(cycle="150s")).start()
+    for _ in range(15):
+        await case.serve(10, answer, per_s=24)
+        if S.ROLLED_BACK in case.moves:
+            break
+    assert (S.ROLLED_BACK in case.moves) == also
+    if not also:
+        assert list(case.refused) == ["input_tokens=1024-4096"]
+
+
 @pytest.mark.parametrize("metric", list(HARMS))
 async def test_no_harm_in_a_cut_is_a_pass_there(metric: str) -> None:
     """Harm in the other requests is not harm in these."""

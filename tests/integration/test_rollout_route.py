@@ -162,6 +162,9 @@ async def test_dry_run_says_what_would_change_and_changes_nothing(ask: Asking) -
     assert "if every look passes it takes 48 s" in steps
     assert "0 of 30 recent requests to tell the spread by" in steps
     assert "to go back: take its traffic off" in steps
+    name = done["name"]
+    assert f"commands: trimtab rollout start {name}, then trimtab rollout show {name}" in steps
+    assert f"to stop it at once: trimtab rollout rollback {name};" in steps
     assert (ask.served.log, (await ask.json("rollout", "list"))) == ([], {})
 
 

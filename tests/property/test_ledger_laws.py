@@ -6,11 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from events_kit import LEVER, OTHER, SteppingClock, envelopes, every_event, measured, request, story
+import pytest
+from events_kit import (
+    LEVER,
+    OTHER,
+    SteppingClock,
+    envelopes,
+    every_event,
+    lever_record,
+    measured,
+    request,
+    story,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.core.events import AnyEvent, Envelope, Measured
+from trimtab.core.events import (
+    AnyEvent,
+    Envelope,
+    LeverProposed,
+    Measured,
+    RolloutMoved,
+    SessionsExposed,
+    kind_of,
+)
 from trimtab.core.evidence import Evidence
 from trimtab.core.narrate import chain, cited_evidence
 from trimtab.core.state import (
@@ -23,9 +42,12 @@ from trimtab.core.state import (
     fold_all,
     rebuild,
 )
+from trimtab.core.types import Arm, RolloutState
 from trimtab.runtime.ledger import SqliteLedger
+from trimtab.runtime.ledger_file import open_for_writing
 from trimtab.runtime.ledger_memory import MemoryLedger
 from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.runtime.ledger_retention import prepare_checkpoint
 from trimtab.runtime.ledger_rows import EventIds, Row
 from trimtab.runtime.ledger_verify import verify
 
@@ -263,3 +285,48 @@ def test_retention_removes_the_flow_and_keeps_the_story() -> None:
     gone = set(range(1, len(story()) + 2)) - {each.seq for each in left}
     assert gone == {index + 1 for index in (1, 3, 11, 12, 24)}
     assert names == sorted([LEVER, OTHER])
+
+
+def test_retention_asks_no_more_for_more_levers() -> None:
+    """Its questions to the database are as many for fifty levers as for five: the chains are found in one walk."""
+    asked = []
+    for levers in (5, 50):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ledger.sqlite"
+            ledger = SqliteLedger(path, clock=SteppingClock())
+            write(ledger, [step for number in range(levers) for step in life_of(f"l{number}")])
+            ledger.close()
+            db = open_for_writing(path)
+            said: list[str] = []
+            db.set_trace_callback(said.append)
+            assert prepare_checkpoint(db, keep_events=0) is not None
+            db.close()
+        asked.append(sum(statement.startswith("SELECT") for statement in said))
+    assert asked[0] == asked[1]
+
+
+def life_of(lever: str) -> Written:
+    """A lever that was proposed and moved, among traffic."""
+    moved = RolloutMoved(
+        lever=lever, before=None, after=RolloutState.CANARY, share=0.1, reason="test"
+    )
+    return [(request(1), None), (LeverProposed(record=lever_record(lever)), None), (moved, None)]
+
+
+@pytest.mark.parametrize("state", list(RolloutState))
+def test_whom_a_lever_was_shown_to_stays_while_it_is_proven(state: RolloutState) -> None:
+    """A restart goes on from it; once the proof has ended its counts in the state are enough."""
+    shown = SessionsExposed(lever=LEVER, share=0.1, candidate=("a", "b"), baseline=("c",))
+    moved = RolloutMoved(lever=LEVER, before=None, after=state, share=0.1, reason="test")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        ledger = SqliteLedger(path, clock=SteppingClock())
+        write(ledger, [*life_of(LEVER)[:2], (shown, None), (moved, None)])
+        asyncio.run(ledger.compact(keep_events=0))
+        kinds = {kind_of(each.event) for each in ledger.read()}
+        with SqliteReader(path) as reader:
+            counted = reader.state().levers[LEVER].exposed
+        ledger.close()
+    proven = {"canary", "ramping", "proving", "paused"}
+    assert ("sessions_exposed" in kinds) == (state.value in proven)
+    assert counted == {Arm.CANDIDATE: 2, Arm.BASELINE: 1}

@@ -1,10 +1,13 @@
 """Laws of the load state: its totals are those of the requests in flight, whatever happens in whatever order."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab.core.cost import CostModel
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.routing_many import Work
 
 REPLICAS = ("a", "b")
 STEPS = st.lists(
@@ -113,3 +116,46 @@ def test_steps_of_a_replica_are_chunks_of_each_of_its_streams(
             by_steps.finished(name)
             by_chunks.finished(name)
         assert by_steps.view(0.0).replicas == by_chunks.view(0.0).replicas
+
+
+COST = CostModel(
+    prefill_base_ms=1.0,
+    prefill_ms_per_token=0.2,
+    step_base_ms=20.0,
+    step_ms_per_stream=5.0,
+    prefill_samples=1,
+    step_samples=1,
+    source="test",
+)
+
+
+@given(STEPS, st.integers(1, 9), st.booleans())
+def test_figures_that_are_kept_up_to_date_are_those_of_a_sweep(
+    steps: list[tuple[str, int, str, int]], every: int, grows: bool
+) -> None:
+    """However work changes between two looks, one by one or all at once: loads, waits and batches are the same."""
+    load, rules = LoadState(), Work(COST)
+    for number, (step, request, replica, tokens) in enumerate(steps):
+        name = f"r{request}"
+        slots = 1 + (number // 7) % 3 if grows else 2
+        load.set_replica(
+            id=replica,
+            url="http://x",
+            role=Role.MIXED,
+            revision="v",
+            state=ReplicaState.READY,
+            slots=slots,
+        )
+        if step == "admit":
+            load.finished(name)
+            load.admitted(name, replica, prefill_tokens=tokens, decode_tokens=tokens)
+        elif step == "first":
+            load.prefill_done(name)
+        elif step == "chunk":
+            load.chunk_delivered(name)
+        else:
+            load.finished(name)
+            load.seen(replica, now_s=0.0, kv_used_share=None, running=request, waiting=number % 3)
+        if number % every == 0:
+            columns = load.glance(0.0).columns
+            np.testing.assert_allclose(columns.of_work(COST, rules), rules.whole(columns))

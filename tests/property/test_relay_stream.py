@@ -27,13 +27,35 @@ class Client:
     """Keeps what an exchange would send."""
 
     begun = False
+    is_chunked = False
 
     def __init__(self) -> None:
         self.got = b""
+        self.passed = 0
+
+    def pass_chunks(self, chunks: bytes) -> None:
+        assert self.begun
+        self.passed += 1
+        self.got += unframed(chunks)
 
     def write(self, data: bytes, framed: bytes | None = None) -> None:
         assert self.begun
         self.got += data
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def unframed(chunks: bytes) -> bytes:
+    """Return what chunks carry; they must be whole and well-formed."""
+    data = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        data, chunks = data + rest[: int(size, 16)], rest[int(size, 16) :]
+        assert chunks[:2] == b"\r\n"
+        chunks = chunks[2:]
+    return data
 
 
 class Still:
@@ -72,8 +94,11 @@ EVENTS = st.one_of(
 )
 
 
-def relayed(pieces: list[bytes]) -> tuple[bytes, tuple[object, ...]]:
-    """Relay pieces; return what the client got and what the record would say."""
+def relayed(pieces: list[bytes], client: Client | None = None) -> tuple[bytes, tuple[object, ...]]:
+    """Relay pieces; return what the client got and what the record would say.
+
+    `client`: one that is sent chunks; the pieces are such then.
+    """
     seen = Measurement("q", "/v1/chat/completions", at_s=0.0, mono_s=0.0)
     seen.facts = RequestFacts(
         model=None,
@@ -84,10 +109,11 @@ def relayed(pieces: list[bytes]) -> tuple[bytes, tuple[object, ...]]:
         constraint=Constraint.FREE,
         segments=(),
     )
-    client = Client()
+    chunked = client is not None
+    client = client or Client()
 
     def begin() -> None:
-        client.begun = True
+        client.begun, client.is_chunked = True, chunked
 
     pump = StreamPump(
         cast(Exchange, client),
@@ -100,8 +126,8 @@ def relayed(pieces: list[bytes]) -> tuple[bytes, tuple[object, ...]]:
         begin,
     )
     for piece in pieces:
-        if piece:
-            pump.take(piece, None)
+        if piece and not (chunked and pump.take_chunks(piece)):
+            pump.take(unframed(piece) if chunked else piece, None)
     pump.finish()
     pump.digest()
     record = seen.record(mono_s=0.0, segments=(), hardware="", topology="")
@@ -132,6 +158,27 @@ def test_any_cut_of_a_stream_is_the_same_stream(events: list[bytes], cuts: list[
     assert stream.replace(USAGE, b"") == whole[0]
 
 
+@given(st.lists(EVENTS, max_size=12), st.lists(st.integers(1, 4), max_size=12))
+def test_chunks_that_pass_as_they_are_are_the_same_stream(
+    events: list[bytes], together: list[int]
+) -> None:
+    """However many chunks come at once, and whichever of them need no reading: same bytes out, same record."""
+    pieces, rest = [], [framed(each) for each in events]
+    for count in together:
+        pieces.append(b"".join(rest[:count]))
+        rest = rest[count:]
+    assert relayed([*pieces, *rest], Client()) == relayed(events)
+
+
+@given(st.lists(st.text("abc世👩", min_size=1), min_size=3, max_size=20), st.booleans())
+def test_events_that_differ_in_their_text_pass_unread(texts: list[str], ascii_only: bool) -> None:
+    """The first one shows what they look like; the others go on as they came."""
+    client = Client()
+    chunks = [framed(event(text, ascii_only=ascii_only)) for text in texts]
+    relayed([chunks[0], b"".join(chunks[1:-1]), chunks[-1]], client)
+    assert client.passed == 2
+
+
 @given(st.lists(TEXTS, min_size=1, max_size=20), st.booleans())
 def test_text_cut_out_is_the_text_decoded(texts: list[str], ascii_only: bool) -> None:
     """Hash and count are those of the decoded text, whatever quotes, escapes and characters it has."""
@@ -151,6 +198,8 @@ def test_what_fits_the_pattern_is_a_string_inside(middle: bytes) -> None:
     before, after = shown[:-2].split(b'"x"')
     raw = before + b'"' + middle + b'"' + after + b"\n\n"
     inside = pattern.inside(raw)
+    chunk = pattern.insides(framed(raw))
+    assert chunk is None or chunk == [inside]
     if inside is not None and text_of([inside]) is not None:
         try:
             decoded = read(raw[6:-2]).text

@@ -6,7 +6,7 @@ written to the ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,20 +34,41 @@ PLACES_MAX: Final = 1024
 _PLACES: Final[dict[int, NDArray[np.intp]]] = {}
 
 
+CHANGED_MAX: Final = 16
+"""Changes that are put right one by one; more of them are found by a new sweep."""
+
+
+class WorkRules(Protocol):
+    """How work is turned into figures: of all replicas at once, and of one, by the same law."""
+
+    def whole(self, columns: "FleetColumns") -> Floats:
+        """Return rows of figures over all replicas."""
+        ...
+
+    def one(
+        self, running: float, waiting: float, prefill: float, decode: float, slots: float
+    ) -> tuple[float, ...]:
+        """Return the figures of one replica."""
+        ...
+
+
 class FleetColumns:
     """One value for each replica, in order of id. `kv` is not a number where the share of KV in use is unknown.
 
     `reported`: requests on the replica by its engine's own count, of all gateways, not a number where that is unknown.
     `running` to `seen_at_s` are rows of one block, so that a copy is one copy.
     `ready` and `slots` are shared by copies and change by `set_ready` and `set_slots` only, `kv` by `set_kv`, so that
-    what was made of them can be kept (`of_slots`, `of_kv`).
+    what was made of them can be kept (`of_slots`, `of_kv`). For the same reason whoever changes `running` to `decode`
+    says where (`changed`, `of_work`).
     """
 
     __slots__ = (
+        "_changed",
         "_kv_memo",
         "_none",
         "_orders",
         "_slots_memo",
+        "_work",
         "_zeros",
         "block",
         "decode",
@@ -79,6 +100,9 @@ class FleetColumns:
         self._zeros = np.zeros(count)
         self._none = np.zeros(count, dtype=np.bool_)
         self._zeros.flags.writeable = self._none.flags.writeable = False
+        # What was made of running to decode, for which key, and where those have changed since.
+        self._work: tuple[object, Floats] | None = None
+        self._changed: list[int] = []
         self.ready = self._none
         self.ready_count = 0
         self.slots = np.ones(count)
@@ -107,6 +131,7 @@ class FleetColumns:
         made.ids, made.places, made._orders = self.ids, self.places, self._orders
         made._slots_memo, made._kv_memo = self._slots_memo, self._kv_memo
         made._zeros, made._none = self._zeros, self._none
+        made._work, made._changed = None, []
         made.ready, made.ready_count, made.slots = self.ready, self.ready_count, self.slots
         made.block = self.block.copy()
         return made
@@ -132,7 +157,7 @@ class FleetColumns:
         if self.slots[at] != slots:
             self.slots = self.slots.copy()
             self.slots[at] = slots
-            self._slots_memo = {}
+            self._slots_memo, self._work = {}, None
 
     def set_kv(self, at: int | None, shares: float | Floats) -> None:
         """Change the share of KV in use of one replica, or of all for None."""
@@ -155,6 +180,29 @@ class FleetColumns:
         if not memo or memo[0][0] is not key:
             memo[:] = [(key, made(self.kv, self.ready))]
         return memo[0][1]
+
+    def changed(self, at: int) -> None:
+        """Say that the work of one replica has changed."""
+        if self._work is not None:
+            self._changed.append(at)
+
+    def of_work(self, key: object, rules: WorkRules) -> Floats:
+        """Return what rules make of the work on all replicas, a column for each, which must not change.
+
+        The answer for the last key is kept and put right where work has changed: between two decisions that is in a few
+        places.
+        """
+        work, changed = self._work, self._changed
+        if work is None or work[0] is not key or len(changed) > CHANGED_MAX:
+            work = self._work = (key, rules.whole(self))
+        else:
+            for at in changed:
+                running, waiting, prefill, decode = self.block[:_KV, at].tolist()
+                slots = float(self.slots[at])
+                work[1][:, at] = rules.one(running, waiting, prefill, decode, slots)
+        if changed:
+            changed.clear()
+        return work[1]
 
     def place(self, replica: str) -> int | None:
         """Return where a replica stands, None if it is not there."""

@@ -44,10 +44,11 @@ class HandOverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.0,
             description=(
-                "What a millisecond of delay to a running stream counts: TTFT target / (answer tokens x TPOT target)."
+                "What a millisecond that a running stream stands still counts: 1, as much as one that a request waits; "
+                "against targets alone, TTFT target / (answer tokens x TPOT target)."
             ),
         ),
-    ] = 0.1
+    ] = 1.0
     setup_ms: Annotated[
         float,
         Meta(ge=0.0, description="What a hand-over costs beside its bytes, until it is measured."),

@@ -16,7 +16,10 @@ class RolesMode(StrEnum):
 
 
 class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roles of replicas that trimtab starts. Ratios are P90 over target, window means; shares from 0."""
+    """Roles of replicas. Those of attached servers begin as `fleet.attached` tells.
+
+    Ratios are P90 over target, window means; shares from 0.
+    """
 
     mode: Annotated[
         RolesMode,

@@ -39,6 +39,15 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         """Predicted milliseconds to decode `tokens` output tokens in a batch of `batch` streams."""
         return max(0.0, tokens) * self.step_ms(batch)
 
+    def at_chunk(self, measured_tokens: int, other_tokens: int) -> "CostModel":
+        """Return the costs of the same replica with another prefill chunk than it was measured with.
+
+        Each chunk is a step, and every step has the base once: a prompt token has a chunk's share of it.
+        """
+        moved = self.step_base_ms * (1.0 / other_tokens - 1.0 / measured_tokens)
+        per_token = max(0.0, self.prefill_ms_per_token + moved)
+        return msgspec.structs.replace(self, prefill_ms_per_token=per_token)
+
     def bandwidth_share_of_step(self, batch: float) -> float:
         """Part of a step (0 to 1) that does not grow with the batch: the shared reading of the weights."""
         return self.step_base_ms / self.step_ms(batch)
@@ -72,21 +81,25 @@ class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(pairs))
 
     def break_even_batch(self) -> float | None:
-        """Batch at which aggregate throughput with speculation falls to that without it.
+        """Batch at which aggregate throughput with speculation falls to that without it; see `first_loss`."""
+        return first_loss(self.ratios())
 
-        Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
-        gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
-        at the smallest.
-        """
-        ratios = self.ratios()
-        if not ratios:
-            return None
-        if ratios[0][1] <= 1.0:
-            return 0.0
-        for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
-            if ratio_b <= 1.0:
-                return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
+
+def first_loss(ratios: Sequence[tuple[int, float]]) -> float | None:
+    """Return the batch from which on a ratio of throughput is 1 or less, of (batch, ratio) in rising order.
+
+    Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
+    gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
+    at the smallest.
+    """
+    if not ratios:
         return None
+    if ratios[0][1] <= 1.0:
+        return 0.0
+    for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
+        if ratio_b <= 1.0:
+            return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
+    return None
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -120,7 +120,7 @@ def cuts_of(record: RequestRecord) -> tuple[Cut, ...]:
         (Dimension.CACHE, _cache(tokens.prompt, tokens.delivered)),
         (Dimension.BATCH, _maybe(record.batch_at_admission, COUNT_EDGES)),
         (Dimension.CONCURRENCY, _maybe(record.concurrency_at_admission, COUNT_EDGES)),
-        (Dimension.TEMPERATURE, _temperature(record.temperature)),
+        (Dimension.TEMPERATURE, temperature_bucket(record.temperature)),
         (Dimension.CONSTRAINT, record.constraint.value),
         (Dimension.LABEL, record.label),
         (Dimension.REPETITION, _maybe(record.repetition, REPETITION_EDGES)),
@@ -148,7 +148,13 @@ def _cache(prompt: int | None, delivered: int | None) -> str | None:
     return "hit" if delivered / prompt >= HIT_SHARE else "miss"
 
 
-def _temperature(temperature: float | None) -> str | None:
+def repetition_bucket(repetition: float) -> str:
+    """Return the bucket name of how much of a prompt repeats within it, 0 to 1."""
+    return _bucket(repetition, REPETITION_EDGES)
+
+
+def temperature_bucket(temperature: float | None) -> str | None:
+    """Return the bucket name of a sampling temperature: greedy apart from sampled; None where it is unknown."""
     if temperature is None:
         return None
     return "0" if temperature == 0 else "sampled"

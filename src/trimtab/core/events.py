@@ -143,6 +143,18 @@ class GatesEvaluated(Event, frozen=True, kw_only=True, tag="gates_evaluated"):
     results: tuple[GateResult, ...]
 
 
+class SessionsExposed(Event, frozen=True, kw_only=True, tag="sessions_exposed"):
+    """Sessions (or tenants) that met an arm of a lever for the first time; in one proof each is told once an arm.
+
+    They are keyed hashes. A lever that is drawn by request tells none: each request's own record says its arm.
+    """
+
+    lever: str
+    share: float
+    candidate: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
+
+
 class CutsKept(Event, frozen=True, kw_only=True, tag="cuts_kept"):
     """The cuts for which a lever was adopted, and those it was refused for, with reasons."""
 
@@ -267,6 +279,7 @@ AnyEvent = (
     | LeverProposed
     | RolloutMoved
     | GatesEvaluated
+    | SessionsExposed
     | CutsKept
     | VerificationDue
     | QualityScored
@@ -308,7 +321,7 @@ def lever_of(event: AnyEvent) -> str | None:
     about = (
         RolloutMoved | GatesEvaluated | CutsKept | VerificationDue | TriggerMoved | QualityScored
     )
-    if isinstance(event, about | BudgetsRead | Effect):
+    if isinstance(event, about | SessionsExposed | BudgetsRead | Effect):
         return event.lever
     return None
 

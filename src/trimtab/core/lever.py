@@ -155,6 +155,8 @@ class Bottleneck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a slice grows. One full peak cycle passes before the first growth, and another before adoption.
 
+    `peak_concurrency`: where as many requests as at the recorded peak are in flight again, the cycle is over as soon as
+    what they showed is judged; null: it takes its time.
     `warm_up_s`: so long after the first request nothing is judged, as the candidate's caches are cold; what that cost
     is told apart. `harm_alpha`: the chance that a lever that changes nothing is ever stopped for harm, over all gates,
     cuts, shares and looks together; null leaves each gate to its own alpha. `sticky_by`: what keeps its place in the
@@ -171,6 +173,7 @@ class RampPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     harm_alpha: Annotated[float, Meta(gt=0.0, lt=0.5)] | None = 0.01
     warm_up_s: Annotated[float, Meta(ge=0.0)] = 0.0
     sticky_by: StickyBy | None = None
+    peak_concurrency: Annotated[int, Meta(ge=1)] | None = None
 
     def compared(self, comparison: Comparison) -> "RampPlan":
         """Return the ramp for a kind of comparison.

@@ -1,8 +1,9 @@
 """A lever's causal record told in words: what bound, what was predicted, what every look said, what came of it.
 
-`chain` selects the events that belong to a lever: its own, the diagnosis and the readings its record cites, the
-choice that picked it, the traffic plans that carried it, the causes of all these, and what they caused. `tell` says
-one of them in plain sentences with numbers, windows and sample counts; what is unknown is called unknown.
+`chain` selects the events that belong to a lever: its own but whom it was shown to, the diagnosis and the readings its
+record cites, the choice that picked it, the traffic plans that carried it, the causes of all these, and what they
+caused. `tell` says one of them in plain sentences with numbers, windows and sample counts; what is unknown is called
+unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ from trimtab.core.events import (
     RolloutMoved,
     RunEnded,
     RunStarted,
+    SessionsExposed,
     StageEnded,
     StageStarted,
     TrafficPlanned,
@@ -131,6 +133,7 @@ def tell_event(event: AnyEvent, *, cited: Sequence[str] = ()) -> str:
             return _tell_rollout(event)
         case (
             CutsKept()
+            | SessionsExposed()
             | VerificationDue()
             | QualityScored()
             | TriggerMoved()
@@ -161,6 +164,8 @@ def _is_about(event: AnyEvent, lever: str, diagnoses: set[str], cited: frozenset
             return bool(_cited_in(event, cited))
         case LeversAssessed():
             return event.chosen == lever
+        case SessionsExposed():
+            return False
         case TrafficPlanned():
             candidate = event.plan.candidate
             levers = {preference.lever for preference in event.plan.preferences}
@@ -194,8 +199,9 @@ def _causes(own: set[str], everything: Sequence[Envelope], lever: str) -> set[st
 def _consequences(own: set[str], everything: Sequence[Envelope], lever: str) -> set[str]:
     """Follow what the lever's events caused, up to where another lever or the traffic takes over."""
     reached = set(own)
+    flow = RequestServed | Measured | SessionsExposed
     for each in everything:
-        if each.cause_id not in reached or isinstance(each.event, RequestServed | Measured):
+        if each.cause_id not in reached or isinstance(each.event, flow):
             continue
         other = lever_of(each.event) not in (None, lever)
         proposes = isinstance(each.event, LeversAssessed) and each.event.chosen != lever
@@ -336,6 +342,7 @@ def _words(state: RolloutState) -> str:
 
 def _tell_outcome(
     event: CutsKept
+    | SessionsExposed
     | VerificationDue
     | QualityScored
     | TriggerMoved
@@ -349,6 +356,9 @@ def _tell_outcome(
             kept = ", ".join(event.kept) or "none"
             refused = [f"  refused {cut}: {why}" for cut, why in sorted(event.refused.items())]
             return "\n".join([f"Cuts kept: {kept}.", *refused])
+        case SessionsExposed():
+            met = f"{len(event.candidate)} the candidate, {len(event.baseline)} the baseline"
+            return f"Sessions that met an arm for the first time, {share(event.share)} in the slice: {met}."
         case VerificationDue():
             return tell_verification(event)
         case QualityScored():

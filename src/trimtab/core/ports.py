@@ -70,6 +70,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[tuple[str, str], ...]
     n: int = 1
     cache_salt: str | None = None
+    user: str | None = None
 
 
 class EngineFormat(Protocol):

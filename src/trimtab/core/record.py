@@ -1,6 +1,9 @@
 """What is measured about one request. Never prompt or output text: counts and keyed hashes only.
 
 None means unknown; the reason is in `unknown` under the field's name. Latencies are in milliseconds.
+
+Thousands of these are kept in memory. They hold plain values alone, no cycle can go through them, and Python's
+collector is told not to look at them (`gc=False`).
 """
 
 import msgspec
@@ -9,7 +12,7 @@ from trimtab.core.tenants import Priority
 from trimtab.core.types import Arm, Constraint, ErrorClass
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One part of a prompt (system, tools, a message): a keyed hash and a token count.
 
     `tokens` is estimated from bytes unless `exact`.
@@ -21,7 +24,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
 
 
-class Phases(msgspec.Struct, frozen=True, kw_only=True):
+class Phases(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Time per phase in milliseconds; None is unknown. Transfer is 0 where prefill and decode share a replica."""
 
     queue_ms: float | None = None
@@ -30,7 +33,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float | None = None
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token counts of a request.
 
     predicted: cached tokens the index promised at the decision; captured: what the chosen replica held at
@@ -60,7 +63,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.held_best - self.delivered)
 
 
-class Drafting(msgspec.Struct, frozen=True, kw_only=True):
+class Drafting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Speculation counts of a request. `accepted_per_step` = output tokens per decode step."""
 
     drafts: int | None = None
@@ -69,7 +72,7 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     accepted_per_step: float | None = None
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything measured about one request; the unit that gates, diagnoses and reports are computed from.
 
     `tenant`: whose key it showed; `retries`: how often it was sent anew, nothing having reached the client;

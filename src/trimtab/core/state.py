@@ -42,6 +42,7 @@ from trimtab.core.events import (
     RolloutMoved,
     RunEnded,
     RunStarted,
+    SessionsExposed,
     StageEnded,
     StageStarted,
     TrafficPlanned,
@@ -56,7 +57,7 @@ from trimtab.core.lever import LeverRecord, TriggerSpec
 from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import ReplicaState, Role, RolloutState, Verdict
+from trimtab.core.types import Arm, ReplicaState, Role, RolloutState, Verdict
 
 FLOW_KINDS = frozenset({"request_served", "measured"})
 """Events that come with the traffic: they only count in the state, and retention folds them first."""
@@ -95,6 +96,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `proposal_id` is the id of the event that proposed it; `effects` has the latest per metric and cut.
     `verification`: why it is to be verified again, None once it was. `scores`: its evaluations, the last ones.
+    `exposed`: how many sessions met each arm in its present or last proof.
     """
 
     record: LeverRecord | None = None
@@ -113,6 +115,7 @@ class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
     effects: dict[str, Effect] = {}
     verification: VerificationDue | None = None
     scores: tuple[Scores, ...] = ()
+    exposed: dict[Arm, int] = {}
 
     @property
     def is_held_off(self) -> bool:
@@ -159,6 +162,11 @@ _GONE = frozenset({RolloutState.ROLLED_BACK, RolloutState.EXPIRED})
 def answers_verification(moved: RolloutMoved) -> bool:
     """Whether a move answers what was to be verified: the gates were asked, or the lever went back or expired."""
     return moved.before in _VERIFYING or moved.after in _GONE
+
+
+def begins_proof(moved: RolloutMoved) -> bool:
+    """Whether an adopted lever begins to be proven again: whom it is shown to is told anew."""
+    return moved.before is RolloutState.ADOPTED and moved.after in _VERIFYING
 
 
 def budgets_key(when: str, lever: str | None) -> str:
@@ -249,6 +257,7 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
         case (
             RolloutMoved()
             | GatesEvaluated()
+            | SessionsExposed()
             | CutsKept()
             | VerificationDue()
             | QualityScored()
@@ -327,6 +336,7 @@ def _apply_lever(
     at_s: float,
     event: RolloutMoved
     | GatesEvaluated
+    | SessionsExposed
     | CutsKept
     | VerificationDue
     | QualityScored
@@ -343,11 +353,16 @@ def _apply_lever(
                 reason=event.reason,
                 moved_at_s=at_s,
                 verification=None if answers_verification(event) else status.verification,
+                exposed={} if begins_proof(event) else status.exposed,
             )
         case GatesEvaluated():
             return msgspec.structs.replace(
                 status, look=event.look, look_verdict=event.verdict, results=event.results
             )
+        case SessionsExposed():
+            more = {Arm.BASELINE: len(event.baseline), Arm.CANDIDATE: len(event.candidate)}
+            met = {arm: status.exposed.get(arm, 0) + n for arm, n in more.items()}
+            return msgspec.structs.replace(status, exposed=met)
         case VerificationDue():
             return msgspec.structs.replace(status, verification=event)
         case QualityScored():

@@ -6,12 +6,14 @@ own kernels and KV cache. The sampler chain is temperature alone, so that nothin
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from trimtab.core.ports import EngineFormatError
+from trimtab.engines.score_format import Ask, Generated
 
 TOKENIZE_PATH: Final = "/tokenize"
 COMPLETION_PATH: Final = "/completion"
@@ -38,12 +40,37 @@ class _Generated(msgspec.Struct):
     truncated: bool = False
 
 
-class Generated(msgspec.Struct, frozen=True):
-    """What an arm wrote by itself: tokens, their text, and whether it ended by itself."""
+class LlamaCppScore:
+    """Implements `ScoreFormat`. `slot`: the one whose cache holds what came before, so that a step is one position."""
 
-    tokens: tuple[int, ...]
-    text: str
-    ended: bool
+    def __init__(self, slot: int = 0) -> None:
+        self._slot = slot
+
+    @property
+    def streams(self) -> int:
+        """See `ScoreFormat`."""
+        return 1
+
+    def tokens(self, text: str) -> Ask[tuple[int, ...]]:
+        """See `ScoreFormat`."""
+        return Ask(TOKENIZE_PATH, tokenize_body(text), read_tokens)
+
+    def forced(self, tokens: Sequence[int], first: int) -> Iterator[Ask[tuple[float, ...]]]:
+        """See `ScoreFormat`: one request for each position."""
+        for at in range(first, len(tokens)):
+            body = forced_body(tokens[:at], tokens[at], slot=self._slot)
+            yield Ask(COMPLETION_PATH, body, partial(_one_forced, token=tokens[at]))
+
+    def continued(
+        self, before: Sequence[int], tokens: int, *, temperature: float, seed: int
+    ) -> Ask[Generated]:
+        """See `ScoreFormat`."""
+        body = generate_body(before, tokens, temperature=temperature, seed=seed, slot=self._slot)
+        return Ask(COMPLETION_PATH, body, read_generated)
+
+
+def _one_forced(body: bytes, token: int) -> tuple[float, ...]:
+    return (read_forced(body, token),)
 
 
 def tokenize_body(text: str) -> bytes:

@@ -113,6 +113,7 @@ def read_request(path: str, body: bytes) -> RequestFacts:
         segments=segments,
         n=_whole(data.get("n")) or 1,
         cache_salt=_text(data.get("cache_salt")),
+        user=_text(data.get("user")),
     )
 
 

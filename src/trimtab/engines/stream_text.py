@@ -17,17 +17,20 @@ _TEXT = re.compile(
 )
 _INSIDE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
+_HEADS_MAX = 1024
 
 
 class StreamText:
     """What the events of one stream have in common, as it was last seen."""
 
-    __slots__ = ("_after", "_before", "_is_known", "_shorter", "_size")
+    __slots__ = ("_after", "_before", "_heads", "_is_known", "_shorter", "_size", "_tail")
 
     def __init__(self) -> None:
         self._is_known = False
         self._before = self._after = b""
         self._size = self._shorter = 0
+        self._tail = b""
+        self._heads: dict[int, bytes] = {}
 
     def learn(self, data: bytes, event: StreamEvent) -> None:
         """Take an event's data and what it was decoded to as the pattern of those that follow."""
@@ -38,7 +41,53 @@ class StreamText:
         self._before = b"data: " + data[: found.start(1)]
         self._after = data[found.end(1) :] + b"\n\n"
         self._size, self._shorter = len(self._before), len(self._before) + len(self._after)
+        self._tail = self._after + b"\r\n"
+        self._heads.clear()
         self._is_known = True
+
+    def chunk(self, chunk: bytes) -> bytes | None:
+        """Return what `insides` would return of one chunk, None where that is not seen at once: then ask it."""
+        head = self._heads.get(len(chunk))
+        if head is None or not chunk.startswith(head) or not chunk.endswith(self._tail):
+            return None
+        text = chunk[len(head) : -len(self._tail)]
+        if b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text:
+            return None
+        return text
+
+    def insides(self, chunks: bytes) -> list[bytes] | None:
+        """Return what `inside` would return of each event, where `chunks` is whole HTTP chunks of one event each.
+
+        None where any of it is something else: other events, other frames, a part of a chunk.
+        """
+        if not self._is_known:
+            return None
+        tail, heads = self._tail, self._heads
+        parts = chunks.split(tail)
+        if parts.pop():
+            return None
+        for at, part in enumerate(parts):
+            size = len(part) + len(tail)
+            head = heads.get(size) or self._head(size)
+            if not part.startswith(head):
+                return None
+            text = part[len(head) :]
+            if b"\n" in text or b"\r" in text:
+                return None
+            if (b"\\" in text or b'"' in text) and _INSIDE.fullmatch(text) is None:
+                return None
+            parts[at] = text
+        return parts
+
+    def _head(self, size: int) -> bytes:
+        """Return what stands before the text of a chunk that has this size, its frame included."""
+        # The length is said of the event alone, and how many digits it takes depends on itself.
+        event = size - 2
+        digits = next(n for n in range(1, 17) if event - n - 2 < 16**n)
+        if len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+        head = self._heads[size] = b"%x\r\n%b" % (max(0, event - digits - 2), self._before)
+        return head
 
     def inside(self, raw: bytes) -> bytes | None:
         """Return the inside of the JSON string that is the text of one whole event, None where it does not fit."""

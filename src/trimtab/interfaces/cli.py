@@ -28,9 +28,11 @@ from trimtab.interfaces.plan_cli import plan  # noqa: E402
 from trimtab.interfaces.prompts_cli import prompts  # noqa: E402
 from trimtab.interfaces.quantize_cli import quantize_command  # noqa: E402
 from trimtab.interfaces.reload_cli import reload_command  # noqa: E402
+from trimtab.interfaces.repeats_cli import repeats  # noqa: E402
 from trimtab.interfaces.replay_cli import replay_command  # noqa: E402
 from trimtab.interfaces.rollout_cli import freeze, rollout, unfreeze  # noqa: E402
 from trimtab.interfaces.simulate_cli import simulate_command  # noqa: E402
+from trimtab.interfaces.speculate_cli import speculate_command  # noqa: E402
 from trimtab.interfaces.tune_cli import tune  # noqa: E402
 from trimtab.interfaces.up_cli import up  # noqa: E402
 
@@ -48,12 +50,14 @@ def main() -> None:
       trimtab diagnose http://host:8000/metrics      what binds servers that already run
       trimtab plan --model qwen3-32b --hardware H100:8 ...   which layout, on how few accelerators
       trimtab prompts requests.jsonl                 what keeps their prefix cache from hitting
+      trimtab repeats requests.jsonl                 which part of them n-gram drafts would hit
       trimtab tune --workload coding --report out/   the whole loop on a local fleet, in minutes
       trimtab up                                     a fleet and its OpenAI-compatible gateway
       trimtab up --attach http://host:8000           the same gateway in front of servers that run already
       trimtab fleet add                              one replica more in a fleet that serves
       trimtab rollout propose lever.toml --start     a lever of your own, on a slice, with gates
       trimtab quantize --report out/                 the precision that costs no quality beyond noise
+      trimtab speculate --report out/                where drafting pays, how deep, up to which batch
       trimtab keys add NAME                          an API key; from then on requests need one
       trimtab simulate SCENARIO.toml                 what a policy would do to a traffic, at any size
       trimtab ledger chain NAME                      why a lever is on, in words
@@ -66,6 +70,7 @@ for command in (
     plan,
     efficiency_command,
     prompts,
+    repeats,
     tune,
     up,
     fleet,
@@ -77,6 +82,7 @@ for command in (
     load,
     engine,
     quantize_command,
+    speculate_command,
     simulate_command,
     calibrate_command,
     replay_command,

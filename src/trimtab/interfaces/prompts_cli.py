@@ -1,8 +1,8 @@
 """`trimtab prompts`: what in recorded prompts keeps a prefix cache from reusing what is the same."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 import click
 import msgspec
@@ -12,6 +12,7 @@ from trimtab.diagnosis.roofline import floors_of, prefill_work
 from trimtab.engines.openai import CHAT_PATH, COMPLETIONS_PATH, read_request
 from trimtab.interfaces.common import FiniteRange
 from trimtab.interfaces.prompts_view import print_lint
+from trimtab.interfaces.request_lines import Line, read_lines, request_line
 from trimtab.runtime.served_known import find_hardware, read_model
 from trimtab.runtime.served_sources import SourceError
 from trimtab.workloads.base import WorkloadError
@@ -29,10 +30,6 @@ UNREADABLE: Final = 3
 CANNOT_TELL: Final = 4
 PREFILL_TOKENS: Final = 2048.0
 """The length of prompt at which a model on its hardware is asked for its prefill rate."""
-
-LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-
-Line = Mapping[str, Any]
 
 
 class _UnreadableError(click.ClickException):
@@ -150,47 +147,21 @@ def _rate(model: str | None, hardware: str | None) -> float | None:
 
 def _read(path: Path, bytes_per_token: float) -> Iterator[Prompt]:
     """Read a file line by line; raises `WorkloadError` with file and line."""
-    try:
-        with path.open("rb") as lines:
-            numbered = enumerate(_bounded(lines), start=1)
-            read = (prompt_of_line(line, at, str(path), bytes_per_token) for at, line in numbered)
-            yield from (found for found in read if found is not None)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _bounded(lines: BinaryIO) -> Iterator[bytes]:
-    """Lines, none longer than the limit and a byte: a longer one goes no further into memory."""
-    return iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b"")
+    for number, line in read_lines(path):
+        found = prompt_of_line(line, number, str(path), bytes_per_token)
+        if found is not None:
+            yield found
 
 
 def prompt_of_line(line: bytes, number: int, file: str, bytes_per_token: float) -> Prompt | None:
     """Read one line; None for an empty one and for an event of a ledger that is no request."""
-    where = f"{file}, line {number}"
-    if not line.strip():
+    read = request_line(line, number, file)
+    if read is None:
         return None
-    if len(line) > LINE_BYTES_MAX:
-        raise WorkloadError(f"{where}: more than {LINE_BYTES_MAX:,} bytes")
-    try:
-        data = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WorkloadError(f"{where}: {error}; give one JSON object a line") from error
-    if not isinstance(data, dict):
-        raise WorkloadError(f"{where}: no JSON object")
-    event = data.get("event")
-    if isinstance(event, dict):
-        record = event.get("record")
-        return _recorded(record, number, where) if event.get("kind") == "request_served" else None
-    if isinstance(data.get("segments"), list):
-        return _recorded(data, number, where)
-    inner = data.get("body")
-    body = inner if isinstance(inner, dict) else data
-    return _of_body(body, _session(data) or _session(body), number, where, bytes_per_token)
-
-
-def _session(data: Line) -> str:
-    named = data.get("session") or data.get("session_id")
-    return named if isinstance(named, str) else ""
+    if read.is_record:
+        return _recorded(read.record, number, read.where)
+    session = read.named("session", "session_id")
+    return _of_body(read.body, session, number, read.where, bytes_per_token)
 
 
 def _of_body(body: Line, session: str, number: int, where: str, bytes_per_token: float) -> Prompt:

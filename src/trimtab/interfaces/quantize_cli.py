@@ -7,23 +7,31 @@ import click
 import msgspec
 from rich.console import Console
 
+from trimtab.engines.vllm_checks import GARBAGE_KV_TYPES
 from trimtab.interfaces.common import friendly, run_until_told
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_lever import lever_record, scores
+from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores, start_command
 from trimtab.interfaces.quantize_view import plan_words, show
 from trimtab.interfaces.tune_console import TuneConsole
-from trimtab.quality.ladder import ORIGINAL_KV
+from trimtab.quality.eval_scores import RUNS_DEFAULT, Harness
 from trimtab.quality.quantized import Plan, Quantized
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_evals import read_evals
 from trimtab.runtime.quality_texts import named_texts, standard_texts
-from trimtab.runtime.quantize import Quantizer
-from trimtab.runtime.quantize_ask import QuantizeAsk
+from trimtab.runtime.quantize_ask import QuantizeAsk, WalkEngine
+from trimtab.runtime.quantize_walk import quantize
 
 TEXTS_EACH = 4
 JSON_NAME, PAGE_NAME, LEVER_NAME = "quantized.json", "index.html", "lever.toml"
 SCORES_NAME = "scores.jsonl"
+
+
+KV_TYPES = {
+    WalkEngine.LLAMACPP: ("f16", "q8_0", "q4_0"),
+    WalkEngine.VLLM: ("auto", "fp8", "fp8_e5m2", *sorted(GARBAGE_KV_TYPES)),
+}
+"""By engine, the original's first, then the one that is measured unasked."""
 
 
 class _NamedText(click.ParamType[tuple[str, Path]]):
@@ -40,6 +48,18 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
 
 @click.command("quantize")
 @click.argument("model", required=False, default="")
+@click.option(
+    "--engine",
+    type=click.Choice(list(WalkEngine)),
+    default=WalkEngine.LLAMACPP,
+    show_default=True,
+    help="Whose ladder: llamacpp walks a GGUF file, vllm a folder with config.json and safetensors.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    help="vllm: a module that stays high, by its name or `re:` and a pattern; one that matches none is an error.",
+)
 @click.option(
     "--text",
     "texts",
@@ -66,7 +86,20 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     "evals",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Evals as JSONL (prompts with checks; GSM8K and BLiMP as published); a rung must pass each kind of them.",
+    help="Evals as JSONL: prompts with checks, or HumanEval, MBPP, GSM8K, BLiMP as published; each kind must pass.",
+)
+@click.option(
+    "--lm-eval",
+    "tasks",
+    multiple=True,
+    help="Task that lm-eval runs against every arm's endpoint (the command lm_eval on PATH); may be repeated.",
+)
+@click.option(
+    "--lm-eval-include",
+    "include",
+    type=click.Path(exists=True, file_okay=False),
+    default=None,
+    help="Folder with task files of lm-eval.",
 )
 @click.option(
     "--eval-margin",
@@ -80,7 +113,14 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     type=click.IntRange(8, 100_000),
     default=1000,
     show_default=True,
-    help="Most items that are asked, drawn by a fixed seed.",
+    help="Most items that are asked, drawn by a fixed seed; of a task of lm-eval the first.",
+)
+@click.option(
+    "--eval-runs",
+    type=click.IntRange(2, 32),
+    default=RUNS_DEFAULT,
+    show_default=True,
+    help="Seeded runs of sampled items by every arm; the original's tell the noise floor.",
 )
 @click.option(
     "--rounds", type=click.IntRange(2, 100), default=4, show_default=True, help="Of speed."
@@ -89,10 +129,8 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     "--kv",
     "kv_types",
     multiple=True,
-    type=click.Choice(["f16", "q8_0", "q4_0"]),
-    default=("f16", "q8_0"),
-    show_default=True,
-    help="KV precisions to measure; the original's, f16, is always among them.",
+    type=click.Choice([*dict.fromkeys(kv for kinds in KV_TYPES.values() for kv in kinds)]),
+    help="KV precisions to measure; the original's is always among them. Default: q8_0 of llamacpp, fp8 of vllm.",
 )
 @click.option(
     "--kv-binds",
@@ -105,6 +143,11 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     "--no-confirm", is_flag=True, help="Leave out the second full run of the chosen rung."
 )
 @click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with a walk into the same folder that was interrupted: what it has measured is taken over.",
+)
+@click.option(
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out"),
@@ -114,17 +157,19 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @friendly
 def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
-    """Find the precision of MODEL (a GGUF file; default: the packaged one) that costs no quality beyond noise.
+    """Find the precision of MODEL that costs no quality beyond noise.
 
-    The ladder is walked from the original down, one stage at a time. Every rung runs beside the original on this
-    machine: both are scored on the same texts through the path that serves users, and their speed is measured in turns.
-    The answer is the rung of lowest latency and cost whose difference in quality lies within the margin; it is
-    measured once more, and written as a lever record to propose.
+    MODEL is a GGUF file, or a folder for vLLM; without one it is the packaged model. The ladder is walked from the
+    original down, one stage at a time. Every rung runs beside the original on this machine: both are scored on the same
+    texts through the path that serves users, and their speed is measured in turns. The answer is the rung of lowest
+    latency and cost whose difference in quality lies within the margin; it is measured once more, and written as a
+    lever record to propose.
 
     \b
     Examples:
       trimtab quantize --report out/
       trimtab quantize model-f16.gguf --text code=samples.py --text letters=mail.txt --positions 2048
+      trimtab quantize --engine vllm --kv fp8 --report out/
       trimtab rollout propose out/lever.toml --dry-run
 
     Exit codes: 0 a rung is better, 1 an error, 2 usage, 4 the original stays.
@@ -135,8 +180,8 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     console.stage("quantize", "the original, then one rung after the other", 1200.0)
     try:
         ask = msgspec.structs.replace(ask, on_plan=lambda plan: _tell(console, plan))
-        walk = Quantizer(ask, clock, lambda words, part: console.progress(part, words))
-        found = run_until_told(walk.run())
+        walk = quantize(ask, clock, lambda words, part: console.progress(part, words))
+        found = run_until_told(walk)
     finally:
         console.close()
     found = _write(found, report)
@@ -145,10 +190,12 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     else:
         show(found, Console())
         click.echo(f"\n{report / PAGE_NAME}: the same with pictures and every gate")
+        if command := start_command(found):
+            click.echo(command)
         if found.lever_record:
             click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
             if found.items:
-                click.echo(f"trimtab rollout score NAME {report / SCORES_NAME}")
+                click.echo(f"trimtab rollout score NAME {report / SCORES_NAME}{floor_words(found)}")
     if found.artifact is None:
         raise SystemExit(4)
 
@@ -157,34 +204,54 @@ def _ask_of(
     report: Path,
     *,
     model: str,
+    engine: str,
+    ignore: tuple[str, ...],
     texts: tuple[tuple[str, Path], ...],
     positions: int,
     margin: float,
     evals: tuple[Path, ...],
+    tasks: tuple[str, ...],
+    include: str | None,
     eval_margin: float,
     eval_items: int,
+    eval_runs: int,
     rounds: int,
     kv_types: tuple[str, ...],
     kv_binds: bool,
     only: tuple[str, ...],
     no_sensitivity: bool,
     no_confirm: bool,
+    resume: bool,
 ) -> QuantizeAsk:
-    """Read the files that the options name; raises `TextError`."""
+    """Read the files that the options name; raises `TextError`, and `UsageError` for what the engine does not have."""
+    kind = WalkEngine(engine)
+    known = KV_TYPES[kind]
+    if unknown := [kv for kv in kv_types if kv not in known]:
+        raise click.UsageError(f"{kind} has no KV type {unknown[0]}: {', '.join(known)}")
+    if ignore and kind is not WalkEngine.VLLM:
+        raise click.UsageError("--ignore is of checkpoints for vllm: give --engine vllm")
     return QuantizeAsk(
         model=model,
+        engine=kind,
+        ignore=ignore,
         folder=report,
         texts=named_texts(texts) if texts else standard_texts(TEXTS_EACH),
         positions=positions,
-        kv_types=tuple(dict.fromkeys((ORIGINAL_KV, *kv_types))),
+        kv_types=tuple(dict.fromkeys((known[0], *(kv_types or known[1:2])))),
         rounds=rounds,
-        evals=read_evals(evals, items_max=eval_items),
+        evals=read_evals(
+            evals,
+            items_max=eval_items,
+            runs=eval_runs,
+            harness=Harness(tasks=tasks, include=include or "", items_max=eval_items),
+        ),
         eval_margin=eval_margin,
         margin_nats=margin,
         kv_binds=kv_binds,
         only=only,
         sensitivity=not no_sensitivity,
         confirm=not no_confirm,
+        resume=resume,
     )
 
 

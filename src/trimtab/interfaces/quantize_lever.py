@@ -2,17 +2,20 @@
 
 import json
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from trimtab.core.types import Verdict
 from trimtab.interfaces.quantize_view import harm_words
-from trimtab.quality.ladder import ORIGINAL_KV, RungResult
+from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
+from trimtab.quality.ladder import RungResult
 from trimtab.quality.quantized import Quantized
 
 RECORD: Final = """\
 # Written by `trimtab quantize`; {because}
-name = "precision-{name}"
+{started}name = "precision-{name}"
 technique = "quantization"
 owner = "unnamed"
 premise = "decode is bound by memory bandwidth, or memory capacity binds; TPOT {ratio:.2f} of the original"
@@ -23,7 +26,7 @@ failure_modes = [
 ]
 quality_gate = "paired log loss within {margin:g} nats a token ({kinds})"
 expires_after = "30d"
-{slice}
+{slice}{absent}
 [revision]
 {revision}
 [bottleneck]
@@ -53,7 +56,28 @@ signal = "net_tpot_ratio"
 off_at = 1.05
 off_when_above = true
 because = "the gain that pays for the quality at risk is gone"
+
+[[triggers]]
+signal = "effective_mismatch"
+off_at = 0.0
+off_when_above = true
+because = "what runs is not the precision that was measured: nothing is known of its quality"
+{gates}"""
+
+NO_EQUALITY: Final = """\
+absent = {{ output_difference = "another precision rounds otherwise, so that greedy outputs part where two tokens are \
+close; quality is what was scored" }}
 """
+"""Equal outputs are no measure of a lossy lever: they would refuse every precision but the original."""
+
+SCORED: Final = """
+[[gates]]
+metric = "quality_loss"
+question = "veto"
+margin = 0.02
+during = ["canary", "ramping", "proving"]
+"""
+"""Asked where there are scored items, which `trimtab rollout score` brings."""
 
 
 def lever_record(found: Quantized) -> str | None:
@@ -66,9 +90,12 @@ def lever_record(found: Quantized) -> str | None:
     largest = max(one.file_bytes for one in found.results)
     return RECORD.format(
         because=chosen.because,
+        started=_started(found, chosen),
         name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
         condition=f"all traffic but {refused}" if refused else "all traffic",
         slice=_slice(chosen) if refused else "",
+        absent=NO_EQUALITY.format(),
+        gates=SCORED if found.plan.eval_items else "",
         revision=_revision(chosen, found.artifact),
         margin=found.plan.margin_nats,
         kinds=", ".join(chosen.kinds),
@@ -88,15 +115,33 @@ def scores(found: Quantized) -> str | None:
     if not found.items or chosen.rung.is_original:
         return None
     lines = (
-        {
-            "item": item.id,
-            "baseline": int(item.right),
-            "candidate": int(right),
-            "cuts": [f"label={item.kind}"],
-        }
-        for item, right in zip(found.items, chosen.right, strict=True)
+        line
+        for before, after in zip(found.items, chosen.items, strict=True)
+        for line in _score_lines(before, after.answer)
     )
     return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def floor_words(found: Quantized) -> str:
+    """Return the options of `rollout score` that tell the noise floor; empty where no item was sampled."""
+    if not found.floors:
+        return ""
+    return f" --floor {max(found.floors.values()):.4f} --floor-runs {found.plan.eval_runs}"
+
+
+def _score_lines(item: EvalOutcome, answer: EvalAnswer) -> Iterator[dict[str, object]]:
+    """Yield a line for each seeded run of an item: runs with one seed belong together."""
+    several = len(answer.right) > 1
+    for run, (was, now) in enumerate(zip(item.answer.right, answer.right, strict=True), start=1):
+        line: dict[str, object] = {
+            "item": f"{item.id}#{run}" if several else item.id,
+            "baseline": int(was),
+            "candidate": int(now),
+            "cuts": [f"label={item.kind}"],
+        }
+        if item.answer.input_tokens is not None:
+            line["input_tokens"] = item.answer.input_tokens
+        yield line
 
 
 def _slice(chosen: RungResult) -> str:
@@ -104,8 +149,27 @@ def _slice(chosen: RungResult) -> str:
     return "slice = [" + ", ".join(f'"label={kind}"' for kind in passed) + "]\n"
 
 
+def start_command(found: Quantized) -> str:
+    """Return what starts the chosen rung on a server of its own, empty where trimtab's own fleet takes it by itself."""
+    chosen = next(one for one in found.results if one.rung.label == found.choice.rung)
+    if found.artifact is None or not found.engine.startswith("vllm/"):
+        return ""
+    kv = f" --kv-dtype {chosen.rung.kv_type}" if chosen.rung.lowers_kv else ""
+    return f"trimtab engine vllm --model {shlex.quote(str(Path(found.artifact).resolve()))}{kv}"
+
+
+def _started(found: Quantized, chosen: RungResult) -> str:
+    command = start_command(found)
+    if not command:
+        return ""
+    return (
+        f"# {chosen.rung.label} was read back from a running vLLM. Its servers are started by who runs them, such as:\n"
+        f"#   {command}\n"
+    )
+
+
 def _revision(chosen: RungResult, artifact: str) -> str:
     lines = [f'model = "{Path(artifact).resolve()}"']
-    if chosen.rung.kv_type != ORIGINAL_KV:
+    if chosen.rung.lowers_kv:
         lines.append(f'kv_type = "{chosen.rung.kv_type}"')
     return "".join(f"{line}\n" for line in lines)

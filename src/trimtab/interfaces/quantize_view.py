@@ -86,7 +86,9 @@ def plan_words(plan: Plan) -> tuple[str, ...]:
     return (
         texts,
         f"{plan.free_prompts} beginnings continued by each arm; "
-        f"{plan.eval_items} of {plan.eval_items_total} eval items",
+        f"{plan.eval_items} of {plan.eval_items_total} eval items"
+        + (f", sampled ones {plan.eval_runs} times" if plan.eval_runs > 1 else "")
+        + (f"; lm-eval: {', '.join(plan.harness)}" if plan.harness else ""),
         f"speed in {plan.rounds} rounds, original and rung in turn, at 1 and {plan.concurrencies} streams",
     )
 

@@ -69,6 +69,9 @@ def _whom(lever: LeverStatus, record: LeverRecord) -> list[str]:
         lines.append(
             f"{record.ramp.holdback_share:.0%} of the sessions stay on the baseline for good"
         )
+    if lever.exposed:
+        met = [f"{n:,} sessions met the {arm.value}" for arm, n in sorted(lever.exposed.items())]
+        lines.append(f"so far {' and '.join(met)}, each told once in the ledger")
     if lever.kept:
         lines.append(f"kept for {', '.join(lever.kept)}")
     return lines + [f"refused for {cut}: {why}" for cut, why in lever.refused.items()]

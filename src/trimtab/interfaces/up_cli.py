@@ -17,6 +17,7 @@ from rich.console import Console
 from trimtab.core.config import AttachedServer, Config, ConfigError, FleetConfig
 from trimtab.core.ports import LaunchError
 from trimtab.interfaces.common import friendly, names_key, read_config, with_options
+from trimtab.interfaces.web.failures import failure_routes
 from trimtab.interfaces.web.fleet import fleet_routes
 from trimtab.interfaces.web.reload import reload_routes
 from trimtab.interfaces.web.rollouts import rollout_routes
@@ -186,6 +187,7 @@ async def _serve(read: Callable[[], Config], console: Console) -> None:
         loop.add_signal_handler(signal.SIGHUP, _reload, reloader)
         return (
             *page_routes(system),
+            *failure_routes(system),
             *fleet_routes(system),
             *reload_routes(system, reloader),
             *rollout_routes(system, operator),

@@ -254,6 +254,7 @@ def _triggers() -> tuple[TriggerSpec, ...]:
             off_when_above=True,
             ticks=5,
             min_samples=20,
+            action=TriggerAction.LOWER_AFFINITY,
             because="affinity makes a hot spot: one replica is over its load bound nearly all the time",
         ),
         TriggerSpec(

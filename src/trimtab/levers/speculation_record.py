@@ -3,10 +3,18 @@
 All latencies are compared at matched batch, because the arms run on replicas of their own whose loads differ.
 """
 
+from msgspec.structs import replace
+
 from trimtab.core.cost import SpeculationTable
-from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.cuts import Cut, Dimension, temperature_bucket
 from trimtab.core.gate import GateSpec, Metric, Question, Statistic
-from trimtab.core.lever import ExpectedEffect, Situation, TriggerSignal, TriggerSpec
+from trimtab.core.lever import (
+    ExpectedEffect,
+    Situation,
+    TriggerAction,
+    TriggerSignal,
+    TriggerSpec,
+)
 from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import clamp_ratio
@@ -148,8 +156,15 @@ def _trial(label: str) -> tuple[GateSpec, ...]:
     return gain, harm
 
 
+TEMPERATURES = (temperature_bucket(0.0), temperature_bucket(1.0))
+"""Greedy and sampled: acceptance falls with temperature by design, so each is watched for itself."""
+
+
 def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
-    """Return the triggers: batch, net TPOT, acceptance and coverage."""
+    """Return the triggers: batch, net TPOT, acceptance and coverage; what drafts do, by temperature as well.
+
+    So without a cut the signals of drafts are those of the temperature that does best (`rollout.signals`).
+    """
     off_at = off_batch(table)
     return (
         TriggerSpec(
@@ -160,9 +175,22 @@ def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
             off_when_above=True,
             because=f"above batch {off_at:.1f} drafting was measured to lose aggregate throughput",
         ),
-        # The next three can only be seen while drafting, so none of them brings it back by itself.
+        *_drafts(None),
+        *(
+            each
+            for value in TEMPERATURES
+            if value is not None
+            for each in _drafts(Cut(Dimension.TEMPERATURE, value))
+        ),
+    )
+
+
+def _drafts(cut: Cut | None) -> tuple[TriggerSpec, ...]:
+    """Return what can only be seen while drafting, so that none of it brings the lever back by itself."""
+    where = "" if cut is None else f"-{cut.dimension.value}-{cut.value}"
+    found = (
         TriggerSpec(
-            name="net-tpot-worse",
+            name=f"net-tpot-worse{where}",
             signal=TriggerSignal.NET_TPOT_RATIO,
             off_at=1.0,
             on_at=None,
@@ -171,7 +199,7 @@ def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
             because="tokens take longer with drafting than without at matched batch",
         ),
         TriggerSpec(
-            name="acceptance-under-floor",
+            name=f"acceptance-under-floor{where}",
             signal=TriggerSignal.DRAFT_ACCEPTANCE,
             off_at=ACCEPTANCE_FLOOR,
             on_at=None,
@@ -179,7 +207,7 @@ def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
             because="most drafted tokens are rejected: verification is wasted",
         ),
         TriggerSpec(
-            name="coverage-under-floor",
+            name=f"coverage-under-floor{where}",
             signal=TriggerSignal.DRAFT_COVERAGE,
             off_at=COVERAGE_FLOOR,
             on_at=None,
@@ -187,3 +215,6 @@ def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
             because="too few output tokens come from drafts to pay for looking them up",
         ),
     )
+    if cut is None:
+        return found
+    return tuple(replace(each, action=TriggerAction.DISABLE_CUT, cut=cut) for each in found)

@@ -217,6 +217,7 @@ class LoadState:
         if work.at >= 0 and not self._stale:
             # Once a token: this column alone has changed.
             self._columns.decode[work.at] -= taken
+            self._columns.changed(work.at)
 
     def stepped(self, replica: str, steps: int) -> None:
         """Take in that every stream of a replica made `steps` tokens, one in each step.
@@ -392,3 +393,4 @@ class LoadState:
                 (work.others_waiting + 0.5 * work.others_running) * self._typical_decode
             )
         columns.prefill[at], columns.decode[at] = prefill, decode
+        columns.changed(at)

@@ -1,15 +1,20 @@
 """Local or remote, per request: prefill a prompt where it will be decoded, or on a prefill replica that hands KV over.
 
 Law, in predicted milliseconds:
-    local    queue + prefill(uncached on the decode side) + stall_weight * streams * stall
-    remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + one step
+    local    queue + prefill(uncached on the decode side) + shared + stall_weight * streams * stall
+    remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + room
+             + one step
+    shared   the tokens that running streams get in the steps of its chunks, which it waits for
+    room     what is left by then of the prompts that the decode side computes before it: they fill its steps
     stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
-than a chunk never travels, nor does one with next to no answer; without a prefill replica that pairs, with an unknown
-on either side, and after a hand-over that failed, it is local. Both predictions are kept with the reason.
+than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
+that pairs, with an unknown on either side, and after a hand-over that failed, it is local. Both predictions are kept
+with the reason.
 
-`stall_weight` turns a stream's delay into one request's: a stall of s spread over the rest of an answer of n tokens
-moves TPOT by s / n, so against targets it weighs TTFT target / (n * TPOT target); 0.1 is 500 ms, 40 ms and 125 tokens.
+`stall_weight` turns a stream's delay into one request's. With 1 a second that somebody's answer stands still counts as
+much as a second that somebody waits for a first token. Against targets of TTFT and TPOT alone it is less: a stall of s
+spread over the rest of an answer of n tokens moves TPOT by s / n, so it weighs TTFT target / (n * TPOT target).
 
 Predictions are scored against outcomes (`scored`); the correction stays within [0.5, 2] and counts how often it pegs.
 
@@ -36,7 +41,7 @@ from trimtab.core.handover import PrefillReason as PrefillReason
 CORRECTION_LIMITS: Final = (0.5, 2.0)
 CORRECTION_SMOOTHING: Final = 0.1
 ANSWER_TOKENS_MIN: Final = 2
-"""An answer of one token needs no decode: there is nothing to keep from stalling, and nothing to hand over for."""
+"""An answer of one token needs no decode: where no stream runs that its prompt would stall, nothing is handed over."""
 
 CANDIDATES_MAX: Final = 8
 """Prefill replicas that a decision keeps: those with the best predictions."""
@@ -46,15 +51,26 @@ class PrefillRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the decision is told. `margin`: part of the local prediction by which remote must be faster.
 
     `chunk_tokens`: the mark above which prompts travel; `stall_chunk_tokens`: what the engine computes in one step,
-    0: the same. `always`: one place for every request, to be compared with; unknowns and failures stay local. None:
-    by prediction.
+    0: the same; `prefill_chunk_tokens`: what a prefill replica computes in one, 0: as much as the decode side.
+    `always`: one place for every request, to be compared with; unknowns and failures stay local. None: by prediction.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=0)] = 2048
     stall_chunk_tokens: Annotated[int, Meta(ge=0)] = 0
+    prefill_chunk_tokens: Annotated[int, Meta(ge=0)] = 0
     stall_weight: Annotated[float, Meta(ge=0.0)] = 0.1
     margin: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     always: PrefillPlace | None = None
+
+    @property
+    def stall_chunk(self) -> int:
+        """Prompt tokens that the decode side computes in one step."""
+        return max(1, self.stall_chunk_tokens or self.chunk_tokens)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens that a prefill replica computes in one step."""
+        return self.prefill_chunk_tokens or self.stall_chunk
 
 
 def with_mark_raised(rules: PrefillRules, factor: float) -> PrefillRules:
@@ -135,7 +151,7 @@ def decide(
 ) -> PrefillDecision:
     """Decide for one request; ties between prefill replicas go to the nearer one, then to the lower id."""
     uncached = request.prompt_tokens - decode.held_tokens
-    refusal = _refusal(request, uncached, rules)
+    refusal = _refusal(request, decode, rules)
     if refusal is not None:
         return _local(request, decode, refusal)
     if decode.cost is None:
@@ -194,11 +210,25 @@ def stall_ms(cost: CostModel, tokens: float, chunk_tokens: int) -> float:
 
     Each chunk's step gives every stream a token too, so that only what exceeds a plain step counts.
     """
-    chunks = math.ceil(tokens / max(1, chunk_tokens))
-    return max(0.0, cost.prefill_ms(tokens) - chunks * cost.step_base_ms)
+    return max(0.0, cost.prefill_ms(tokens) - _chunks(tokens, chunk_tokens) * cost.step_base_ms)
 
 
-def _refusal(request: PrefillRequest, uncached: int, rules: PrefillRules) -> PrefillReason | None:
+def shared_ms(cost: CostModel, tokens: float, chunk_tokens: int, streams: float) -> float:
+    """Return how much longer a prefill of `tokens` takes beside streams: each chunk's step gives each of them a token.
+
+    What the steps cost without streams is in `prefill_ms`, which is measured on the engine with its own chunks.
+    """
+    return _chunks(tokens, chunk_tokens) * cost.step_ms_per_stream * streams
+
+
+def _chunks(tokens: float, chunk_tokens: int) -> int:
+    return math.ceil(tokens / max(1, chunk_tokens))
+
+
+def _refusal(
+    request: PrefillRequest, decode: DecodeSide, rules: PrefillRules
+) -> PrefillReason | None:
+    uncached = request.prompt_tokens - decode.held_tokens
     if request.failed_before:
         return PrefillReason.AFTER_FAILURE
     if not request.can_travel:
@@ -209,7 +239,8 @@ def _refusal(request: PrefillRequest, uncached: int, rules: PrefillRules) -> Pre
         return PrefillReason.SHORT_PROMPT
     if uncached <= rules.chunk_tokens:
         return PrefillReason.CACHED
-    if request.output_tokens is not None and request.output_tokens < ANSWER_TOKENS_MIN:
+    answer = math.inf if request.output_tokens is None else request.output_tokens
+    if answer < ANSWER_TOKENS_MIN and decode.streams <= 0:
         return PrefillReason.SHORT_ANSWER
     return None
 
@@ -236,14 +267,16 @@ def _predict_local(
     rules: PrefillRules,
     corrections: Corrections,
 ) -> PrefillPrediction:
-    chunk_tokens = rules.stall_chunk_tokens or rules.chunk_tokens
+    chunk_tokens = rules.stall_chunk
     stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, chunk_tokens)
+    shared = shared_ms(cost, uncached, chunk_tokens, decode.streams)
     factor = corrections.local
     return PrefillPrediction(
         replica=decode.replica,
         terms={
             "queue": factor * cost.prefill_ms(decode.queued_tokens),
             "prefill": factor * cost.prefill_ms(uncached),
+            "shared": factor * shared,
             "stall": stall,
         },
     )
@@ -261,13 +294,17 @@ def _predict_remote(
     factor = corrections.remote
     moved = request.prompt_tokens - (0 if side.sends_whole else decode.held_tokens)
     computed = max(1, request.prompt_tokens - side.held_tokens)
+    queue_ms = factor * side.cost.prefill_ms(side.queued_tokens)
+    prefill_ms = factor * side.cost.prefill_ms(computed)
+    before_ms = factor * decode.cost.prefill_ms(decode.queued_tokens)
     return PrefillPrediction(
         replica=side.replica,
         terms={
-            "queue": factor * side.cost.prefill_ms(side.queued_tokens),
-            "prefill": factor * side.cost.prefill_ms(computed),
+            "queue": queue_ms,
+            "prefill": prefill_ms,
             "setup": factor * side.setup_ms,
             "transfer": factor * moved * side.transfer_ms_per_token * (1 + side.transfers),
+            "room": max(0.0, before_ms - queue_ms - prefill_ms),
             # The decode side computes the prompt's last token, which gives the first of the answer.
             "step": factor * decode.cost.step_ms(decode.streams + 1.0),
         },

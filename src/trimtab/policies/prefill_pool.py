@@ -25,6 +25,7 @@ from trimtab.policies.local_prefill import (
     decide,
     scored,
 )
+from trimtab.policies.prefill_turns import tokens_waited_for
 from trimtab.policies.router import Routed
 
 POOL_LOOKED_AT: Final = 16
@@ -42,10 +43,12 @@ class PrefillPool:
         cost: CostModel | None,
         told: LinkRate | None = None,
         sends_whole: bool = False,
+        passing: bool = False,
     ) -> None:
         """Take the load state; `told`: the rate of pairs that have not handed anything over yet.
 
-        `sends_whole`: a hand-over moves all of a prompt's KV, also what the decode side holds.
+        `sends_whole`: a hand-over moves all of a prompt's KV, also what the decode side holds. `passing`: a short
+        prompt passes long ones on its prefill replica (`policies.prefill_turns`).
         """
         self.load = load
         self.rules = rules
@@ -53,7 +56,9 @@ class PrefillPool:
         self.corrections = Corrections()
         self.links = Links(told)
         self._sends_whole = sends_whole
+        self._passing = passing
         self._moving: dict[str, int] = {}
+        self._computing: dict[str, dict[str, int]] = {}
 
     def choose(
         self, routed: Routed, *, failed_before: bool = False, can_travel: bool = True
@@ -81,20 +86,32 @@ class PrefillPool:
         uncached = routed.prompt_tokens - side.held_tokens
         if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
             pool = [
-                self._side(one, decode, held.by(one), queued)
+                self._side(one, decode, held.by(one), queued, routed.prompt_tokens)
                 for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)
             ]
         return decide(request, side, pool, self.rules, self.corrections)
 
-    def _side(self, replica: str, decode: ReplicaView, held: int, queued: float) -> PrefillSide:
+    def _cost_there(self) -> CostModel | None:
+        """What a prefill replica costs: as measured, with its own chunk."""
+        rules = self.rules
+        if self.cost is None or not rules.prefill_chunk_tokens:
+            return self.cost
+        return self.cost.at_chunk(rules.stall_chunk, rules.prefill_chunk_tokens)
+
+    def _side(
+        self, replica: str, decode: ReplicaView, held: int, queued: float, prompt_tokens: int
+    ) -> PrefillSide:
         known = self.load.replica(replica)
         near = nearness(NO_LABELS if known is None else known.labels, decode.labels)
         rate = self.links.rate(replica, decode.id, near)
+        if self._passing:
+            before = self._computing.get(replica, {}).values()
+            queued = tokens_waited_for(prompt_tokens, before, self.rules.prefill_chunk)
         return PrefillSide(
             replica=replica,
             held_tokens=held,
             queued_tokens=queued,
-            cost=self.cost,
+            cost=self._cost_there(),
             setup_ms=None if rate is None else rate.setup_ms,
             transfer_ms_per_token=None if rate is None else rate.ms_per_token,
             transfers=self._moving.get(replica, 0),
@@ -102,6 +119,17 @@ class PrefillPool:
             sends_whole=self._sends_whole,
             nearness=near,
         )
+
+    def computing(self, replica: str, request_id: str, tokens: int) -> None:
+        """Note that a prompt waits for its turn on a prefill replica; `computed` must follow once."""
+        self._computing.setdefault(replica, {})[request_id] = tokens
+
+    def computed(self, replica: str, request_id: str) -> None:
+        """Note that a prompt is computed there no more, however that went."""
+        there = self._computing[replica]
+        del there[request_id]
+        if not there:
+            del self._computing[replica]
 
     def sent(self, decision: PrefillDecision) -> None:
         """Note that a prompt goes to a prefill replica; `ended` must follow once."""

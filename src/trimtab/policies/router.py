@@ -114,6 +114,7 @@ class Router:
         self._homes = HomeKeys()
         self._places = places or Places()
         self._explained = explained
+        self._plain: tuple[TrafficPlan, Exposure] | None = None
         self._met: tuple[str, ...] = ()
 
     def route(self, query: RouteQuery, plan: TrafficPlan | None = None) -> Routed:
@@ -147,15 +148,21 @@ class Router:
     def _exposure(
         self, plan: TrafficPlan, query: RouteQuery, prompt_tokens: int, place: float
     ) -> Exposure:
-        return expose(
+        if self._plain is not None and self._plain[0] is plan:
+            return self._plain[1]
+        asks = asks_cuts(plan)
+        exposure = expose(
             plan,
             place=place,
-            # Cuts matter to slices and preferences only.
-            cuts=cuts_of_query(query, prompt_tokens) if asks_cuts(plan) else (),
+            cuts=cuts_of_query(query, prompt_tokens) if asks else (),
             now_s=query.now_s,
             replicas=self.load.ready(),
             session=query.session,
         )
+        if not asks:
+            # Without slices, preferences and reserves every request meets the same.
+            self._plain = plan, exposure
+        return exposure
 
     def set_policies(self, policies: Mapping[str, RoutingPolicy]) -> None:
         """Decide with these policies from the next request on."""

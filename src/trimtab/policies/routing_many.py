@@ -8,6 +8,7 @@ import math
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from trimtab.policies.routing_terms import (
     KV_TRIVIAL_SHARE,
     REUSE_PROBABILITY,
     decode_weight,
+    times_ms,
 )
 
 _sum = np.add.reduce
@@ -195,20 +197,9 @@ def scores_of(many: Many, bounds: Bounds) -> Floats:
 def _swept(many: Many, bounds: Bounds, held: Floats | None) -> tuple[Floats, Floats]:
     """Return loads in tokens, and the sums of the terms but for what is equal for all replicas."""
     cost, columns, request = bounds.cost, many.columns, many.request
-    per_stream = cost.step_ms_per_stream * max(0.0, request.output_tokens_expected)
-    alike = columns.of_slots("alike", None, _alike)
-    if alike.size:
-        # While every replica has a slot free, loads and scores are linear in the columns: one product has both.
-        factors = columns.of_slots("factors", cost, partial(_factors, cost=cost)).copy()
-        factors[1, 0] = per_stream
-        loads, scores, in_flight = factors @ columns.block[:4]
-        full = (in_flight >= columns.slots).nonzero()[0]
-        if full.size:
-            scores[full] += _full_ms(columns, cost, per_stream, full)
-    else:
-        loads = load_tokens(columns, cost)
-        batch = np.minimum(columns.running + 1.0, columns.slots)
-        scores = wait_ms(columns, cost) + batch * per_stream
+    loads, waits, batches = columns.of_work(cost, Work(cost))
+    scores = batches * (cost.step_ms_per_stream * max(0.0, request.output_tokens_expected))
+    scores += waits
     if held is not None:
         scores -= held * cost.prefill_ms_per_token
         if request.holdings.best >= request.prompt_tokens:
@@ -226,11 +217,24 @@ def _alike(slots: Floats) -> Floats:
     return slots[:1] if slots.size and (slots == slots[0]).all() else slots[:0]
 
 
-def _factors(slots: Floats, *, cost: CostModel) -> Floats:
-    """Return what running, waiting, prefill and decode weigh in loads, in scores and in requests in flight."""
-    weight = decode_weight(float(slots[0]), cost)
-    ms = cost.prefill_ms_per_token
-    return np.array(((0.0, 0.0, 1.0, weight), (0.0, 0.0, ms, 0.0), (1.0, 1.0, 0.0, 0.0)))
+class Work(msgspec.Struct, frozen=True):
+    """Loads in tokens, waits in milliseconds and the batch with one more request, of replicas (`columns.of_work`)."""
+
+    cost: CostModel
+
+    def whole(self, columns: FleetColumns) -> Floats:
+        """Return the three rows over all replicas."""
+        batch = np.maximum(1.0, np.minimum(columns.running + 1.0, columns.slots))
+        return np.array((load_tokens(columns, self.cost), wait_ms(columns, self.cost), batch))
+
+    def one(
+        self, running: float, waiting: float, prefill: float, decode: float, slots: float
+    ) -> tuple[float, ...]:
+        """Return the three figures of one replica."""
+        cost = self.cost
+        load = prefill + decode_weight(slots, cost) * decode
+        wait, _, _ = times_ms(cost, slots, running, waiting, prefill, decode, 0.0, 0.0)
+        return load, wait, max(1.0, min(running + 1.0, slots))
 
 
 def load_tokens(columns: FleetColumns, cost: CostModel) -> Floats:
@@ -245,24 +249,18 @@ def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
     queued: Floats = columns.prefill * cost.prefill_ms_per_token
     full = (columns.running + columns.waiting >= columns.slots).nonzero()[0]
     if full.size:
-        queued[full] += _full_ms(columns, cost, 0.0, full)
+        queued[full] += _full_ms(columns, cost, full)
     return queued
 
 
-def _full_ms(
-    columns: FleetColumns, cost: CostModel, per_stream: float, full: NDArray[np.intp]
-) -> Floats:
-    """Return what it costs a request that the replicas at these places have no slot free.
-
-    It waits for one, but does not make the batch larger than their slots, so that it costs no `per_stream` there.
-    """
+def _full_ms(columns: FleetColumns, cost: CostModel, full: NDArray[np.intp]) -> Floats:
+    """Return how long a request waits for a slot on the replicas at these places, which have none free."""
     running, waiting, _, decode = columns.block[:4, full]
-    slots = columns.slots[full]
     in_flight = running + waiting
     freed = columns.of_slots("freed", cost, partial(_freed_ms, cost=cost))[full]
-    wait: Floats = (in_flight - slots + 1.0) * (decode / np.maximum(1.0, in_flight)) * freed
-    if per_stream:
-        wait -= (running >= slots) * per_stream
+    wait: Floats = (
+        (in_flight - columns.slots[full] + 1.0) * (decode / np.maximum(1.0, in_flight)) * freed
+    )
     return wait
 
 

@@ -3,81 +3,41 @@
     {"id": "refund-3", "kind": "support", "prompt": "...", "max_tokens": 64,
      "checks": [{"type": "contains", "value": "14 days"}]}          (in one line)
 
-`messages` (a chat) may stand for `prompt` (plain text). An answer is right if it fulfils every check:
+`messages` (a chat) may stand for `prompt` (plain text). An answer is right if it fulfils every check
+(`quality.eval_checks`). With a `temperature` above 0 an item is a sampled task: it is asked several times, by seeds.
 
-| type | fulfilled where |
-|---|---|
-| exact | the answer without white space around it is `value` |
-| contains | `value` stands in the answer; `ignore_case` |
-| regex | the pattern `value` is found (re.search) |
-| json_schema | the whole answer is JSON that fits the schema `value` |
-| number | the last number of the answer is `value` within `tolerance` (absolute) |
-
-Public sets are read as they are published: HumanEval needs a sandbox and is refused; GSM8K (`question`, `answer` with
-`#### n`) becomes a number check; BLiMP (`sentence_good`, `sentence_bad`) is scored by which sentence is likelier.
+Public sets are read as they are published: HumanEval (`prompt`, `test`, `entry_point`) and MBPP (`test_list`) become
+program checks; GSM8K (`question`, `answer` with `#### n`) becomes a number check; BLiMP (`sentence_good`,
+`sentence_bad`) is scored by which sentence is likelier.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from trimtab.quality.eval_checks import (
+    Check,
+    JudgeCheck,
+    NumberCheck,
+    ProgramCheck,
+    RegexCheck,
+    SchemaChecker,
+    fulfils,
+)
+
 ITEMS_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 1024 * 1024
 KIND_DEFAULT: Final = "eval"
-NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+FUNCTION_ENDS: Final = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@")
+"""Where the body of a function that was to be continued is over; as HumanEval's own harness has it."""
+DOCSTRING: Final = '"""'
 
 
 class EvalError(ValueError):
     """An eval file cannot be used; the message names the line and the field."""
-
-
-class ExactCheck(
-    msgspec.Struct, frozen=True, tag="exact", tag_field="type", forbid_unknown_fields=True
-):
-    """The answer is the value."""
-
-    value: str
-
-
-class ContainsCheck(
-    msgspec.Struct, frozen=True, tag="contains", tag_field="type", forbid_unknown_fields=True
-):
-    """The value stands in the answer."""
-
-    value: Annotated[str, Meta(min_length=1)]
-    ignore_case: bool = False
-
-
-class RegexCheck(
-    msgspec.Struct, frozen=True, tag="regex", tag_field="type", forbid_unknown_fields=True
-):
-    """The pattern is found in the answer."""
-
-    value: str
-
-
-class SchemaCheck(
-    msgspec.Struct, frozen=True, tag="json_schema", tag_field="type", forbid_unknown_fields=True
-):
-    """The whole answer is JSON that fits a schema."""
-
-    value: dict[str, Any]
-
-
-class NumberCheck(
-    msgspec.Struct, frozen=True, tag="number", tag_field="type", forbid_unknown_fields=True
-):
-    """The last number of the answer is the value."""
-
-    value: float
-    tolerance: Annotated[float, Meta(ge=0.0)] = 0.0
-
-
-Check: TypeAlias = ExactCheck | ContainsCheck | RegexCheck | SchemaCheck | NumberCheck
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +55,20 @@ class EvalItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prompt: str | None = None
     messages: tuple[Message, ...] = ()
     max_tokens: Annotated[int, Meta(ge=1, le=32_768)] = 128
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     checks: Annotated[tuple[Check, ...], Meta(min_length=1)]
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether its answer is run."""
+        return any(isinstance(check, ProgramCheck) for check in self.checks)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether asking it twice may give two results: it is sampled, or a judge decides."""
+        judged = any(isinstance(check, JudgeCheck) for check in self.checks)
+        return self.temperature > 0.0 or judged
 
 
 class PairItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +81,6 @@ class PairItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Item: TypeAlias = EvalItem | PairItem
-SchemaChecker: TypeAlias = Callable[[Any, Mapping[str, Any]], bool]
-"""(value, schema) to whether it fits."""
 
 
 def read_items(lines: Iterator[bytes], *, name: str) -> tuple[Item, ...]:
@@ -143,11 +114,10 @@ def _read(line: bytes, where: str, fallback: str) -> Item:
         )
     if "question" in fields and "answer" in fields and "checks" not in fields:
         return _gsm8k(fields, where, fallback)
-    if "canonical_solution" in fields or "test_list" in fields:
-        raise EvalError(
-            f"{where} holds a program to be run (HumanEval, MBPP): answers that are code are only run in a sandbox, "
-            "and this version has none; give checks on the text instead"
-        )
+    if "entry_point" in fields and "test" in fields:
+        return _human_eval(fields, where, fallback)
+    if "checks" not in fields and ("test_list" in fields or "test" in fields):
+        return _mbpp(fields, where, fallback)
     try:
         item = msgspec.convert(fields, EvalItem)
     except msgspec.ValidationError as error:
@@ -184,28 +154,48 @@ def _gsm8k(fields: Mapping[str, Any], where: str, fallback: str) -> EvalItem:
     )
 
 
-def is_right(answer: str, item: EvalItem, fits: SchemaChecker) -> bool:
-    """Whether an answer fulfils every check of its item."""
-    return all(_fulfils(answer, check, fits) for check in item.checks)
+def _human_eval(fields: Mapping[str, Any], where: str, fallback: str) -> EvalItem:
+    """A function to be continued behind its docstring; its tests define `check`."""
+    prompt, tests, name = (_text(fields, key, where) for key in ("prompt", "test", "entry_point"))
+    return EvalItem(
+        id=str(fields.get("task_id", fallback)),
+        kind="humaneval",
+        prompt=prompt,
+        max_tokens=256,
+        stop=FUNCTION_ENDS,
+        checks=(ProgramCheck(f"{tests}\n\ncheck({name})", before=prompt),),
+    )
 
 
-def _fulfils(answer: str, check: Check, fits: SchemaChecker) -> bool:
-    match check:
-        case ExactCheck():
-            return answer.strip() == check.value.strip()
-        case ContainsCheck():
-            if check.ignore_case:
-                return check.value.casefold() in answer.casefold()
-            return check.value in answer
-        case RegexCheck():
-            return re.search(check.value, answer) is not None
-        case SchemaCheck():
-            try:
-                return fits(json.loads(answer), check.value)
-            except ValueError:
-                return False
-        case NumberCheck():
-            found = NUMBER.findall(answer)
-            if not found:
-                return False
-            return abs(float(found[-1].replace(",", "")) - check.value) <= check.tolerance
+def _mbpp(fields: Mapping[str, Any], where: str, fallback: str) -> EvalItem:
+    """A task and its tests in a docstring, to be answered with a function below it."""
+    task = _text(fields, "text" if "text" in fields else "prompt", where)
+    tests = fields.get("test_list", fields.get("test"))
+    if not isinstance(tests, list) or not tests or not all(isinstance(one, str) for one in tests):
+        raise EvalError(f"{where}: its tests are no list of assertions")
+    asserted = "\n".join(tests)
+    setup = str(fields.get("test_setup_code", ""))
+    return EvalItem(
+        id=f"mbpp/{fields['task_id']}" if "task_id" in fields else fallback,
+        kind="mbpp",
+        prompt=f"{DOCSTRING}\n{task}\n{asserted}\n{DOCSTRING}\n",
+        max_tokens=256,
+        stop=("\nassert ", "\nclass ", "\nif ", "\nprint(", f"\n{DOCSTRING}"),
+        checks=(ProgramCheck(f"{setup}\n{asserted}"),),
+    )
+
+
+def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str) or not value:
+        raise EvalError(f"{where}: its `{key}` is no text")
+    return value
+
+
+def text_is_right(answer: str, item: EvalItem, fits: SchemaChecker) -> bool:
+    """Whether an answer fulfils every check on its text; programs and judges are asked elsewhere."""
+    return all(
+        fulfils(answer, check, fits)
+        for check in item.checks
+        if not isinstance(check, ProgramCheck | JudgeCheck)
+    )

@@ -18,10 +18,13 @@ import msgspec
 
 from trimtab.core.stats import Interval, mean_interval
 from trimtab.core.types import Verdict
+from trimtab.engines.compressed_tensors import Scheme
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group, TensorKind
+from trimtab.quality.eval_scores import EvalOutcome
 from trimtab.quality.paired import PairedResult
 
 ORIGINAL_KV: Final = "f16"
+ORIGINAL_KV_VLLM: Final = "auto"
 
 
 class Stage(StrEnum):
@@ -34,18 +37,32 @@ class Stage(StrEnum):
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One precision to measure. `shipped`: the file as it was given, from which the original was expanded."""
+    """One precision to measure. `shipped`: the file as it was given, from which the original was expanded.
+
+    `kinds`: types of a GGUF's groups; `scheme`: how a checkpoint for vLLM holds its groups `lowered`. `after`: the
+    rung of an earlier stage that must not have failed. `quality_only`: it answers for the rounding alone, its speed
+    is the original's.
+    """
 
     name: str
     stages: tuple[Stage, ...]
-    kinds: dict[Group, TensorKind]
+    kinds: dict[Group, TensorKind] = {}
     kv_type: str = ORIGINAL_KV
     shipped: bool = False
+    scheme: Scheme | None = None
+    lowered: tuple[Group, ...] = ()
+    after: str = ""
+    quality_only: bool = False
 
     @property
     def label(self) -> str:
         """The name with its KV precision."""
-        return self.name if self.kv_type == ORIGINAL_KV else f"{self.name}, KV {self.kv_type}"
+        return f"{self.name}, KV {self.kv_type}" if self.lowers_kv else self.name
+
+    @property
+    def lowers_kv(self) -> bool:
+        """Whether its KV precision is not the original's."""
+        return self.kv_type not in (ORIGINAL_KV, ORIGINAL_KV_VLLM)
 
     @property
     def is_original(self) -> bool:
@@ -73,11 +90,11 @@ def llamacpp_ladder(
         ("bf16", dict.fromkeys(LINEAR, TensorKind.BF16))
     ]
     if first and rest:
-        weights.append((f"{_word(first)} q8_0", dict.fromkeys(first, q8)))
+        weights.append((f"{groups_word(first)} q8_0", dict.fromkeys(first, q8)))
     weights.append(("q8_0", dict.fromkeys(LINEAR, q8)))
     for kind in (TensorKind.Q5_1, TensorKind.Q5_0, TensorKind.Q4_0) if first else ():
         mixed = {**dict.fromkeys(rest, q8), **dict.fromkeys(first, kind)}
-        name = f"{_word(first)} {kind.value}, rest q8_0" if rest else kind.value
+        name = f"{groups_word(first)} {kind.value}, rest q8_0" if rest else kind.value
         weights.append((name, mixed))
     if rest:
         weights.append(("q4_0", dict.fromkeys(LINEAR, TensorKind.Q4_0)))
@@ -93,6 +110,7 @@ def llamacpp_ladder(
             rung,
             kv_type=kv,
             stages=rung.stages if kv == ORIGINAL_KV else (*rung.stages, Stage.KV),
+            after="" if kv == ORIGINAL_KV else rung.name,
         )
         # Rungs that share a file stand side by side, so that it is written once.
         for rung in rungs
@@ -100,7 +118,8 @@ def llamacpp_ladder(
     )
 
 
-def _word(groups: Sequence[Group]) -> str:
+def groups_word(groups: Sequence[Group]) -> str:
+    """Name groups that are lowered together."""
     if groups == FEED_FORWARD:
         return "ffn"
     if groups == ATTENTION:
@@ -164,8 +183,8 @@ class RungResult(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: float | None
     signs: dict[str, float] = {}
     """Early signs, never gates: agreement of tokens, first divergence, and so on."""
-    right: tuple[bool, ...] = ()
-    """Which eval items it got right, in their order."""
+    items: tuple[EvalOutcome, ...] = ()
+    """What it made of the eval items, in the order of the original's."""
 
 
 class RungChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +244,7 @@ def choose(results: Sequence[RungResult], *, kv_binds: bool) -> RungChoice:
 def _can_be_chosen(one: RungResult, kv_binds: bool) -> bool:
     if one.rung.shipped or one.rung.is_original:
         return False
-    if one.rung.kv_type != ORIGINAL_KV and not kv_binds:
+    if one.rung.lowers_kv and not kv_binds:
         return False
     if one.verdict is Verdict.PASS:
         return True
@@ -241,7 +260,7 @@ def _is_better(one: RungResult, best: RungResult | None) -> bool:
     """
     if one.speed is None or one.speed.score.interval is None or one.speed.score.ratio is None:
         return False
-    if best is None and one.rung.kv_type == ORIGINAL_KV:
+    if best is None and not one.rung.lowers_kv:
         return one.speed.score.interval.high < 1.0
     if best is None:
         return one.speed.score.interval.low <= 1.0

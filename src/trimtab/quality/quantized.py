@@ -2,6 +2,7 @@
 
 import msgspec
 
+from trimtab.quality.eval_scores import EvalOutcome
 from trimtab.quality.ladder import RungChoice, RungResult
 from trimtab.quality.sensitivity import Sensitivity
 
@@ -20,16 +21,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     free_prompts: int
     eval_items: int
     eval_items_total: int
+    eval_runs: int = 1
+    """Seeded runs of each sampled item."""
+    harness: tuple[str, ...] = ()
+    """Tasks that lm-eval runs against every arm; how many documents they have is known when they have run."""
     rounds: int
     concurrencies: tuple[int, ...]
-
-
-class EvalOutcome(msgspec.Struct, frozen=True):
-    """One eval item and whether the original got it right."""
-
-    id: str
-    kind: str
-    right: bool
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,3 +59,5 @@ class Quantized(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     took_s: float
     items: tuple[EvalOutcome, ...] = ()
+    floors: dict[str, float] = {}
+    """By kind of eval: how much the original's own runs differ, as a share of items."""

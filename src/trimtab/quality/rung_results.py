@@ -1,14 +1,13 @@
 """What was measured of one rung, joined into its result, and the words that go with it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from trimtab.core.types import Verdict
-from trimtab.engines.gguf import GGUFHeader
-from trimtab.engines.gguf_tensors import bits_per_weight, kinds_by_group
-from trimtab.quality.ladder import EXACT, ORIGINAL_KV, Rung, RungResult, Speed, verdict_of
+from trimtab.quality.eval_scores import EvalOutcome
+from trimtab.quality.ladder import EXACT, Rung, RungResult, Speed, verdict_of
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import PairedResult
 
@@ -16,20 +15,30 @@ GARBAGE_NATS = 2.0
 """A text that costs so much more than under the original is no text to the arm any more."""
 
 
+class RungFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rung really is, read back from its file or from the engine that runs it.
+
+    `effective`: how many tensors or layers of each group have which precision.
+    """
+
+    effective: dict[str, dict[str, int]]
+    bits_per_weight: float
+    file_bytes: int
+    kv_bytes_per_token: float | None
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung's measurements. `evals`: names of required gates; `kv_bytes_per_value`: of its KV type."""
+    """One rung's measurements. `evals`: names of required gates."""
 
     rung: Rung
-    header: GGUFHeader
-    file_bytes: int
-    kv_bytes_per_value: float
+    facts: RungFacts
     kinds: tuple[str, ...]
     evals: tuple[str, ...] = ()
     quality: dict[str, PairedResult] = {}
     speed: Speed | None = None
     resident_bytes: int | None = None
     signs: dict[str, float] = {}
-    right: tuple[bool, ...] = ()
+    items: tuple[EvalOutcome, ...] = ()
 
 
 def result_of(measured: Measured) -> RungResult:
@@ -41,8 +50,6 @@ def result_of(measured: Measured) -> RungResult:
     verdict, because = verdict_of(measured.quality, required=required)
     if measured.rung.shipped:
         verdict, because = Verdict.HOLD, EXACT
-    values = measured.header.kv_values_per_token
-    groups = kinds_by_group(measured.header)
     return RungResult(
         rung=measured.rung,
         verdict=verdict,
@@ -51,13 +58,13 @@ def result_of(measured: Measured) -> RungResult:
         elsewhere=_elsewhere(measured),
         quality=measured.quality,
         speed=measured.speed,
-        effective={group.value: counts for group, counts in groups.items()},
-        bits_per_weight=bits_per_weight(measured.header),
-        file_bytes=measured.file_bytes,
+        effective=measured.facts.effective,
+        bits_per_weight=measured.facts.bits_per_weight,
+        file_bytes=measured.facts.file_bytes,
         resident_bytes=measured.resident_bytes,
-        kv_bytes_per_token=None if values is None else values * measured.kv_bytes_per_value,
+        kv_bytes_per_token=measured.facts.kv_bytes_per_token,
         signs=measured.signs,
-        right=measured.right,
+        items=measured.items,
     )
 
 
@@ -84,6 +91,28 @@ def broken_of(measured: Measured, because: str) -> RungResult:
         kinds=dict.fromkeys(measured.kinds, Verdict.ERROR),
         elsewhere=Verdict.ERROR,
     )
+
+
+def untried_of(measured: Measured, before: RungResult) -> RungResult:
+    """Return the result of a rung whose earlier stage did not pass: lowering more on top of that is not tried."""
+    words = f"not tried: {before.rung.label}, the stage before it, is {before.verdict.value}"
+    return msgspec.structs.replace(
+        result_of(measured),
+        verdict=before.verdict,
+        because=words,
+        kinds=dict.fromkeys(measured.kinds, before.verdict),
+    )
+
+
+def is_refused(result: RungResult) -> bool:
+    """Whether a rung failed and passed for no kind of text: nothing is lowered further on top of it."""
+    failed = result.verdict in (Verdict.FAIL, Verdict.ERROR)
+    return failed and Verdict.PASS not in result.kinds.values()
+
+
+def is_harmful(gates: Mapping[str, PairedResult], kinds: Iterable[str]) -> bool:
+    """Whether log loss alone shows harm in every kind of text: no other gate can change the verdict then."""
+    return all(gates[loss_gate(kind)].verdict is Verdict.FAIL for kind in kinds)
 
 
 def is_garbage(base: TextScore, rung: TextScore) -> bool:
@@ -123,26 +152,10 @@ def _is_of(name: str, kind: str) -> bool:
     return name != rest and (not rest or (rest[0] == " " and rest[1:2].isdigit()))
 
 
-def original_note(shipped: str | None) -> str:
-    """Say what stands for the original."""
-    if shipped is None:
-        return "the file as it was given"
+def kv_note(results: Sequence[RungResult]) -> tuple[str, ...]:
+    """Say what is done with KV precisions that were measured."""
+    if not any(one.rung.lowers_kv for one in results):
+        return ()
     return (
-        f"the file came in {shipped}; its F16 expansion stands for the original, whose own precision is not known: "
-        "what the first rounding cost is in both arms and not measured"
+        "KV precision is measured always and recommended only where KV capacity or transfer binds",
     )
-
-
-def notes_of(shipped: str | None, results: Sequence[RungResult]) -> tuple[str, ...]:
-    """Say what a reader of the table must know."""
-    notes = [
-        "this engine quantizes activations inside its kernels together with the weights: "
-        "stages (a) and (b) move at once"
-    ]
-    if shipped is not None:
-        notes.append(f"{shipped} as shipped is {EXACT}")
-    if any(one.rung.kv_type != ORIGINAL_KV for one in results):
-        notes.append(
-            "KV precision is measured always and recommended only where KV capacity or transfer binds"
-        )
-    return tuple(notes)

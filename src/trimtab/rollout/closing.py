@@ -19,6 +19,7 @@ from trimtab.rollout.blocks import Block, Row
 from trimtab.rollout.cold import cold_note
 from trimtab.rollout.evidence import Evidence
 from trimtab.rollout.rates import Errors
+from trimtab.rollout.saturation import Waiting
 from trimtab.rollout.validity import Validity
 
 MARK_BLOCKS: Final = 12
@@ -46,6 +47,7 @@ class Closing:
             gate.cut: Errors(gate.cut) for gate in record.gates if gate.metric is Metric.ERROR_RATE
         }
         self.validity = Validity()
+        self.waiting = Waiting()
         self.late = 0
         self._frame = Frame()
         self._rows: dict[int, list[Row]] = {}
@@ -79,6 +81,7 @@ class Closing:
         if frame != before:
             start = max(frame.first, frame.fresh_from)
             self.validity.forget(start, frame.skipped)
+            self.waiting.forget(start, frame.skipped)
             for errors in self.errors.values():
                 errors.forget(start, frame.skipped)
         if (frame.fresh_from, frame.warm_from) != (before.fresh_from, before.warm_from):
@@ -100,6 +103,7 @@ class Closing:
         for errors in self.errors.values():
             errors.take(number, row)
         self.validity.take(number, row)
+        self.waiting.take(number, row)
 
     def _begin_share(self) -> None:
         """Judge harm from the frame's share on; what is over of it already is taken again."""

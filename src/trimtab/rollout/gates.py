@@ -34,8 +34,10 @@ from trimtab.rollout.evidence import key_of
 from trimtab.rollout.leaving import leaving
 from trimtab.rollout.quality import quality_results
 from trimtab.rollout.rates import measured_outputs
+from trimtab.rollout.saturation import without_saturated
+from trimtab.rollout.trades import with_causes
 
-__all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall"]
+__all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall", "spared"]
 
 
 def evaluate(
@@ -86,6 +88,7 @@ def answers(
         results = [_with_cold(one, cold) for one in results]
     results += closing.evidence.cuts.results(stops.cut)
     results += closing.validity.vetoes(stops.gate)
+    results = with_causes(record, without_saturated(record, results, closing.waiting))
     verdict = overall(results, record)
     if (
         verdict is Verdict.PASS
@@ -123,6 +126,22 @@ def harmed_cut(record: LeverRecord, result: GateResult) -> Cut | None:
     if result.verdict is not Verdict.FAIL or result.required:
         return None
     return leaving(record, result.cut)
+
+
+def spared(record: LeverRecord, results: Sequence[GateResult]) -> Verdict:
+    """Return the verdict of a look by which a cut leaves: its requests go with it, and may be all that is harmed.
+
+    What a cut that nobody declared shows, such as that of short answers where long prompts have those, is judged anew
+    by the next look, without the requests that left. A gate that was declared fails the lever as ever.
+    """
+    declared = {(gate.name, gate.metric) for gate in record.gates}
+    rest = [
+        one
+        for one in results
+        if one.verdict is not Verdict.FAIL or one.required or (one.gate, one.metric) in declared
+    ]
+    verdict = overall(rest, record)
+    return verdict if verdict in (Verdict.FAIL, Verdict.ERROR) else Verdict.HOLD
 
 
 def kept_cuts(

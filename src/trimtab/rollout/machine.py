@@ -1,10 +1,10 @@
 """How a rollout moves: a closed table of states, and the ramp that climbs it.
 
 Law: a lever meets traffic in the shares of its ramp; at the last one it is proving. It leaves the first share
-and the last only after a full peak cycle there; every step up needs a `pass` of the gates on evidence from that
-share. `fail` takes it back at once, `hold` stays and gives up after HOLD_CYCLES_MAX peak cycles at one share,
-`error` takes the traffic off and waits for a person for as long. While frozen nothing is promoted; taking
-back still happens.
+and the last only after a full peak cycle there, or once the recorded peak was seen again there; every step up needs a
+`pass` of the gates on evidence from that share. `fail` takes it back at once, `hold` stays and gives up after
+HOLD_CYCLES_MAX peak cycles at one share, `error` takes the traffic off and waits for a person for as long. While frozen
+nothing is promoted; taking back still happens.
 
 Failure mode: the clock of a share starts anew after a restart, so a rollout takes longer than it must.
 """
@@ -12,7 +12,7 @@ Failure mode: the clock of a share starts anew after a restart, so a rollout tak
 import msgspec
 
 from trimtab.core.gate import GateResult
-from trimtab.core.lever import LeverRecord
+from trimtab.core.lever import LeverRecord, RampPlan
 from trimtab.core.types import RolloutState, Verdict
 
 HOLD_CYCLES_MAX = 10.0
@@ -20,6 +20,9 @@ HOLD_CYCLES_MAX = 10.0
 
 BLOCKS_PER_STEP_MIN = 4
 """Blocks that pass at a share before it may grow: two pairs, so that old evidence cannot grow it twice."""
+
+PEAK_BLOCKS = 6
+"""Blocks that pass after the recorded peak was seen again: what it showed has to be judged, and six units can speak."""
 
 BALANCED_SHARE = 0.5
 """Above this share the baseline has too little left to compare with side by side."""
@@ -82,11 +85,12 @@ class TransitionError(ValueError):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at the gates. `frozen`: promotions are stopped."""
+    """One look at the gates. `frozen`: promotions are stopped; `concurrency`: most in flight since the look before."""
 
     verdict: Verdict
     results: tuple[GateResult, ...] = ()
     frozen: bool = False
+    concurrency: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +104,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout is. All times are of one clock, the caller's, in seconds.
 
     `share` is the part of the sessions in the slice: 0 when no traffic meets the candidate. `steps`: all shares
-    so far, the last one in force. `looks` counts all looks, `passes` those that promoted.
+    so far, the last one in force. `looks` counts all looks, `passes` those that promoted. `peak_at_s`: when the
+    recorded peak was first seen again in this state.
     """
 
     lever: str
@@ -114,6 +119,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     verdict: Verdict | None = None
     reason: str = ""
+    peak_at_s: float | None = None
 
     @property
     def share_entered_at_s(self) -> float:
@@ -182,6 +188,7 @@ def move(rollout: Rollout, to: RolloutState, now_s: float, reason: str) -> Rollo
         share=rollout.share if to in RUNNING else 0.0,
         entered_at_s=now_s,
         reason=reason,
+        peak_at_s=None,
     )
 
 
@@ -190,7 +197,12 @@ def advance(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> 
     if rollout.state in RUNNING or rollout.state is RolloutState.PAUSED:
         if now_s - rollout.entered_at_s < 0.0:
             return rollout
-        seen = msgspec.structs.replace(rollout, looks=rollout.looks + 1, verdict=look.verdict)
+        seen = msgspec.structs.replace(
+            rollout,
+            looks=rollout.looks + 1,
+            verdict=look.verdict,
+            peak_at_s=_peak_at_s(record, rollout, look, now_s),
+        )
         if rollout.state is RolloutState.PAUSED:
             return _paused(record, seen, now_s)
         return _judge(record, seen, look, now_s)
@@ -234,6 +246,23 @@ def _judge(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> R
             return rollout if look.frozen else _promote(record, rollout, now_s)
 
 
+def _peak_at_s(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> float | None:
+    """When the recorded peak was first seen again in the present state; None: not yet, or only time counts."""
+    peak = record.ramp.peak_concurrency
+    if rollout.peak_at_s is not None or peak is None or look.concurrency < peak:
+        return rollout.peak_at_s
+    return now_s
+
+
+def _over(ramp: RampPlan, rollout: Rollout, now_s: float) -> str | None:
+    """Say what a peak cycle that is over was, None while it goes on."""
+    if now_s - rollout.entered_at_s >= ramp.peak_cycle_s:
+        return ramp.peak_is
+    if rollout.peak_at_s is None or now_s - rollout.peak_at_s < PEAK_BLOCKS * ramp.block_s:
+        return None
+    return f"the recorded peak of {ramp.peak_concurrency} requests in flight"
+
+
 def _hold(record: LeverRecord, rollout: Rollout, look: Look, now_s: float) -> Rollout:
     # Time at one share, not in one state: a ramp of one share is judged in two states.
     waited = now_s - rollout.share_entered_at_s
@@ -248,16 +277,15 @@ def _promote(record: LeverRecord, rollout: Rollout, now_s: float) -> Rollout:
     at_share = now_s - rollout.share_entered_at_s
     if at_share < BLOCKS_PER_STEP_MIN * ramp.block_s:
         return rollout
-    in_state = now_s - rollout.entered_at_s
-    cycle_over = in_state >= ramp.peak_cycle_s
+    cycle = _over(ramp, rollout, now_s)
     passed = msgspec.structs.replace(rollout, passes=rollout.passes + 1)
     last = len(ramp.shares) - 1
     if rollout.state is RolloutState.PROVING:
-        if not cycle_over:
+        if cycle is None:
             return rollout
-        adopted = move(passed, RolloutState.ADOPTED, now_s, f"passed over {ramp.peak_is}")
+        adopted = move(passed, RolloutState.ADOPTED, now_s, f"passed over {cycle}")
         return msgspec.structs.replace(adopted, share=1.0)
-    if rollout.state is RolloutState.CANARY and not cycle_over:
+    if rollout.state is RolloutState.CANARY and cycle is None:
         return rollout
     index = min(rollout.share_index + 1, last)
     state = RolloutState.PROVING if index == last else RolloutState.RAMPING

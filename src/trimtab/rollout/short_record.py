@@ -7,7 +7,7 @@ switchback, a revision restarts a replica and is compared side by side.
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -31,10 +31,11 @@ from trimtab.core.lever import (
     TriggerSpec,
     check_record,
 )
-from trimtab.core.revision import Model, Revision
+from trimtab.core.revision import Revision
 from trimtab.core.types import RolloutState, Technique
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
+from trimtab.rollout.short_shapes import Known as Known
 from trimtab.rollout.short_shapes import (
     RevisionChange,
     ShortEffect,
@@ -51,26 +52,6 @@ COST_MARGIN: Final = 0.10
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def _no_model(path: str) -> Model:
-    raise LeverRecordError(f"$.revision.model {path!r} cannot be looked for here")
-
-
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet knows that a writer need not say.
-
-    `absent`: metrics that cannot be read of its engines, with why. `price_per_replica_hour`: 0 is not known.
-    `not_combinable`: a technique and a cut that its engine cannot serve together, such as
-    ("speculation", "constraint=json_schema"), with why. `find_model` raises `LeverRecordError`; `hide` returns a cut as
-    it may be kept.
-    """
-
-    absent: Mapping[Metric, str] = {}
-    price_per_replica_hour: float = 0.0
-    not_combinable: Mapping[tuple[str, str], str] = {}
-    find_model: Callable[[str], Model] = _no_model
-    hide: Callable[[Cut], Cut] = lambda cut: cut
 
 
 def parse_record(text: str, *, source: str) -> ShortRecord:
@@ -120,7 +101,7 @@ def complete(
         quality_gate=short.quality_gate or _quality(short),
         triggers=tuple(_trigger(at, each, known) for at, each in enumerate(short.triggers)),
         reverse=_reverse(short),
-        ramp=_ramp(short),
+        ramp=_ramp(short, known),
         cuts=tuple(_sliced(text, f"$.slice[{at}]", known) for at, text in enumerate(short.slice)),
         policy=short.policy,
         revision=revision,
@@ -327,11 +308,13 @@ def _without(short: ShortRecord, known: Known) -> tuple[Cut, ...]:
     return without
 
 
-def _ramp(short: ShortRecord) -> RampPlan:
+def _ramp(short: ShortRecord, known: Known) -> RampPlan:
     ramp = short.ramp
+    peak_cycle_s = seconds(ramp.peak_cycle, "$.ramp.peak_cycle")
     return RampPlan(
         shares=ramp.shares,
-        peak_cycle_s=seconds(ramp.peak_cycle, "$.ramp.peak_cycle"),
+        peak_cycle_s=peak_cycle_s,
+        peak_concurrency=_peak(ramp.peak_concurrency, peak_cycle_s, known),
         peak_is=f"a peak cycle of {ramp.peak_cycle}",
         comparison=Comparison.SWITCHBACK if short.policy else Comparison.SIDE_BY_SIDE,
         block_s=seconds(ramp.block, "$.ramp.block"),
@@ -340,6 +323,18 @@ def _ramp(short: ShortRecord) -> RampPlan:
         warm_up_s=_warm_up_s(short),
         sticky_by=ramp.sticky_by,
     )
+
+
+def _peak(asked: int | str | None, peak_cycle_s: float, known: Known) -> int | None:
+    if asked is None or isinstance(asked, int):
+        return asked
+    recorded = known.peak_concurrency(peak_cycle_s)
+    if recorded is None:
+        raise LeverRecordError(
+            "$.ramp.peak_concurrency: no request of the last peak cycle is in the ledger; write how many are in flight "
+            "at the peak"
+        )
+    return recorded
 
 
 def _warm_up_s(short: ShortRecord) -> float:

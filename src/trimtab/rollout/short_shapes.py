@@ -1,14 +1,22 @@
-"""What a person writes of a lever, as TOML: the shapes that `rollout.short_record` completes to a whole record."""
+"""What a person writes of a lever, as TOML, and what the fleet knows: `rollout.short_record` completes it."""
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from trimtab.core.config import Strict
+from trimtab.core.cuts import Cut
 from trimtab.core.gate import Metric, Question, Statistic
-from trimtab.core.lever import CutHarm, StickyBy, TriggerAction, TriggerSignal
-from trimtab.core.revision import Speculation
+from trimtab.core.lever import (
+    CutHarm,
+    LeverRecordError,
+    StickyBy,
+    TriggerAction,
+    TriggerSignal,
+)
+from trimtab.core.revision import Model, Speculation
 from trimtab.core.types import Budget, Mode, Phase, Resource, RolloutState, Technique
 
 SHARES: Final = (0.01, 0.05, 0.10, 0.25, 0.50, 0.95)
@@ -79,7 +87,8 @@ class ShortTrigger(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ShortRamp(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the slice grows. Durations are texts such as "90s", "15min", "24h", "1d".
 
-    `warm_up` absent: 15 minutes for a lever that restarts a replica, none for one that swaps live.
+    `warm_up` absent: 15 minutes for a lever that restarts a replica, none for one that swaps live. `peak_concurrency`:
+    requests in flight at the peak, or "recorded": most of the ledger's last peak cycle.
     """
 
     shares: tuple[float, ...] = SHARES
@@ -89,6 +98,7 @@ class ShortRamp(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warm_up: str | None = None
     sticky_by: StickyBy | None = None
     holdback_share: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.0
+    peak_concurrency: Annotated[int, Meta(ge=1)] | Literal["recorded"] | None = None
 
 
 class RevisionChange(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,3 +147,25 @@ class ShortRecord(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: Mode = Mode.ADVISE
     owner: _TEXT
     expires_after: str = "30d"
+
+
+def _no_model(path: str) -> Model:
+    raise LeverRecordError(f"$.revision.model {path!r} cannot be looked for here")
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fleet knows that a writer need not say.
+
+    `absent`: metrics that cannot be read of its engines, with why. `price_per_replica_hour`: 0 is not known.
+    `not_combinable`: a technique and a cut that its engine cannot serve together, such as
+    ("speculation", "constraint=json_schema"), with why. `peak_concurrency`: most requests that were in flight at once
+    in the last so many seconds, None if none are recorded. `find_model` raises `LeverRecordError`; `hide` returns a cut
+    as it may be kept.
+    """
+
+    absent: Mapping[Metric, str] = {}
+    price_per_replica_hour: float = 0.0
+    not_combinable: Mapping[tuple[str, str], str] = {}
+    peak_concurrency: Callable[[float], int | None] = lambda _: None
+    find_model: Callable[[str], Model] = _no_model
+    hide: Callable[[Cut], Cut] = lambda cut: cut

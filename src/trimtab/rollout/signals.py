@@ -14,14 +14,18 @@
 
 The batch is a mean over time, not over requests: requests of a burst meet the batch that they make, but few are
 admitted while it lasts. A signal without any sample is None, never 0.
+
+At a high temperature fewer drafts are accepted, by design. So a signal that is watched for each temperature apart is,
+without a cut, that of the temperature at which the lever does best (`Watched.by_temperature`): a change of the mix
+moves no signal, and a temperature that does badly is the matter of the trigger that has it as its cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import msgspec
 
-from trimtab.core.cuts import Cut, batch_bucket, belongs
+from trimtab.core.cuts import Cut, batch_bucket, belongs, temperature_bucket
 from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.evidence import Window
 from trimtab.core.lever import TriggerSignal
@@ -47,7 +51,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
     `replicas`: where the lever acts, None for all. `baseline_tpot_ms`: TPOT without the lever by batch bucket
     (`tpot_by_batch`). `cut`: only requests of this cut count. `revision`: what its replicas were to run, None if it is
-    not about one. `scores`: the evaluations of what it moves.
+    not about one. `scores`: the evaluations of what it moves. `by_temperature`: other triggers watch this signal
+    for each temperature apart.
     """
 
     replicas: tuple[str, ...] | None = None
@@ -56,6 +61,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     cut: Cut | None = None
     revision: str | None = None
     scores: tuple[Scores, ...] = ()
+    by_temperature: bool = False
 
 
 def signals(
@@ -76,9 +82,11 @@ def signals(
     seen = [view for view in views if window.start_s <= view.at_s <= window.end_s]
     return {
         TriggerSignal.BATCH: _batch(seen, watched),
-        TriggerSignal.NET_TPOT_RATIO: _net_tpot_ratio(recent, watched.baseline_tpot_ms),
-        TriggerSignal.DRAFT_ACCEPTANCE: _acceptance(recent),
-        TriggerSignal.DRAFT_COVERAGE: _coverage(recent),
+        TriggerSignal.NET_TPOT_RATIO: _best(
+            recent, watched, lambda some: _net_tpot_ratio(some, watched.baseline_tpot_ms), min
+        ),
+        TriggerSignal.DRAFT_ACCEPTANCE: _best(recent, watched, _acceptance, max),
+        TriggerSignal.DRAFT_COVERAGE: _best(recent, watched, _coverage, max),
         TriggerSignal.LOAD_OVER_BOUND: _load_over_bound(seen, watched.load_bound),
         TriggerSignal.DELIVERED_OVER_PREDICTED: _delivered(recent),
         TriggerSignal.TRANSFER_SHARE: _transfer_share(recent),
@@ -111,6 +119,22 @@ def _batch(views: Sequence[FleetView], watched: Watched) -> Signal:
                 running.setdefault(replica.id, []).append(busy)
     means = [sum(values) / len(values) for values in running.values()]
     return Signal(max(means, default=None), len(views) if means else 0)
+
+
+def _best(
+    records: Sequence[RequestRecord],
+    watched: Watched,
+    signal_of: Callable[[Sequence[RequestRecord]], Signal],
+    best: Callable[..., Signal],
+) -> Signal:
+    """Return a signal over all requests, or over those of the temperature at which it is best."""
+    if not watched.by_temperature or watched.cut is not None:
+        return signal_of(records)
+    groups: dict[str | None, list[RequestRecord]] = {}
+    for one in records:
+        groups.setdefault(temperature_bucket(one.temperature), []).append(one)
+    found = [each for each in map(signal_of, groups.values()) if each.value is not None]
+    return best(found, key=lambda each: each.value, default=Signal(None, 0))
 
 
 def _net_tpot_ratio(records: Sequence[RequestRecord], baseline: Mapping[str, float]) -> Signal:

@@ -1,10 +1,11 @@
 """What is kept of an adopted lever while its triggers watch it."""
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
 from trimtab.core.events import CutsKept
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
@@ -146,12 +147,57 @@ def action_undone(spec: TriggerSpec, harm: Harm) -> Action:
 
 
 def own_cut(lever: Adopted, spec: TriggerSpec) -> frozenset[Cut]:
-    """Return the cut that a trigger takes out: one of the lever's; of a lever for all traffic one that can be told."""
+    """Return the cut that a trigger takes out: one of the lever's, or one that can be told and lies across them."""
     cut = spec.cut
     if cut is None:
         return frozenset()
-    mine = cut in lever.cuts if lever.cuts else cut.dimension in KNOWN_BEFORE_SERVING
+    across = all(cut.dimension is not own.dimension for own in lever.cuts)
+    mine = cut in lever.cuts or (across and cut.dimension in KNOWN_BEFORE_SERVING)
     return frozenset({cut}) if mine else frozenset()
+
+
+def watches_of(record: LeverRecord, fired: frozenset[str], now_s: float) -> list[TriggerWatch]:
+    """Return the watch of each trigger; `fired`: those that hold something back from the start."""
+    return [
+        TriggerWatch(spec=spec, is_off=spec.name in fired, moved_at_s=now_s)
+        for spec in record.triggers
+    ]
+
+
+def hold_back(lever: Adopted, spec: TriggerSpec) -> None:
+    """Note what a trigger that fired takes from the lever: itself, or one cut."""
+    match spec.action:
+        case TriggerAction.DISABLE:
+            lever.off_by.add(spec.name)
+        case TriggerAction.DISABLE_CUT:
+            lever.cuts_off = lever.cuts_off | own_cut(lever, spec)
+        case TriggerAction.DISTRUST_INDEX | TriggerAction.LOWER_AFFINITY:
+            return
+        case _:
+            assert_never(spec.action)
+
+
+def give_back(lever: Adopted, spec: TriggerSpec) -> None:
+    """Note that a trigger takes nothing from the lever any more."""
+    match spec.action:
+        case TriggerAction.DISABLE:
+            lever.off_by.discard(spec.name)
+        case TriggerAction.DISABLE_CUT:
+            lever.cuts_off = lever.cuts_off - own_cut(lever, spec)
+        case TriggerAction.DISTRUST_INDEX | TriggerAction.LOWER_AFFINITY:
+            return
+        case _:
+            assert_never(spec.action)
+
+
+def by_temperature(record: LeverRecord, spec: TriggerSpec) -> bool:
+    """Whether other triggers of a lever watch the same signal for each temperature apart."""
+    return any(
+        each.signal is spec.signal
+        and each.cut is not None
+        and each.cut.dimension is Dimension.TEMPERATURE
+        for each in record.triggers
+    )
 
 
 def hold_off(lever: Adopted, trigger: str, now_s: float) -> None:

@@ -17,11 +17,11 @@ from trimtab.core.evidence import Readings
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.revision import Revision
 from trimtab.core.served import EngineKind, ServerSample
-from trimtab.core.types import ReplicaState
+from trimtab.core.types import ReplicaState, Role
 from trimtab.engines.attached import KEEP_AFTER_STREAM, Identity
 from trimtab.engines.served_load import EngineLoad
 from trimtab.runtime.access import OPEN, Access, access_of
-from trimtab.runtime.attach_member import Member, named, unseen
+from trimtab.runtime.attach_member import Member, keeps_role, named, unseen
 from trimtab.runtime.attach_read import ReadError, Seen, ServerReader
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.secret import SecretError
@@ -203,8 +203,9 @@ class AttachedFleet:
         member.task = asyncio.create_task(self._keep(member, cause_id))
 
     def _leave(self, member: Member, cause_id: str | None) -> None:
-        if member.state is ReplicaState.DRAINING:
+        if member.state is ReplicaState.DRAINING and not member.changes_role:
             return
+        member.changes_role = False
         if member.task is not None:
             member.task.cancel()
         member.looked.set()
@@ -274,7 +275,7 @@ class AttachedFleet:
             self._move(member, ReplicaState.RESTARTING, "its counters began anew", cause_id)
             return
         load = member.take(seen)
-        if member.state is not ReplicaState.READY:
+        if member.state is not ReplicaState.READY and not member.changes_role:
             self._move(member, ReplicaState.READY, member.words(), cause_id)
         # Where the server comes back as it was, so does its cache.
         member.kv_kept = True
@@ -293,6 +294,48 @@ class AttachedFleet:
             self._move(member, ReplicaState.FAILED, reason, cause_id)
         # Who comes back may be another: a new version, another model.
         member.identity = None
+
+    async def take_role(
+        self,
+        replica: str,
+        role: Role,
+        revision: Revision,
+        *,
+        drain_timeout_s: float,
+        cause_id: str | None = None,
+    ) -> None:
+        """Drain a server here, hand-overs included, and route to it in another role; `revision` stays what it is.
+
+        Raises `LaunchError`, and it keeps its role: it is not ready, it hands nothing over, it is the last that takes
+        whole requests, it did not drain in time, or it left meanwhile.
+        """
+        member = self._members[replica]
+        trouble = (
+            "the fleet is stopping"
+            if self._stopping
+            else keeps_role(member, role, self._members.values())
+        )
+        if trouble:
+            raise LaunchError(f"{replica} keeps its role: {trouble}")
+        member.changes_role = True
+        self._move(member, ReplicaState.DRAINING, f"it changes to {role.value}", cause_id)
+        deadline_s = self._clock.mono_s() + drain_timeout_s
+        try:
+            while self._in_flight(replica) > 0 and member.changes_role:
+                if self._clock.mono_s() >= deadline_s or member.state is not ReplicaState.DRAINING:
+                    raise LaunchError(
+                        f"{replica} keeps its role: it did not drain while it was well"
+                    )
+                await asyncio.sleep(_DRAIN_POLL_S)
+            if not member.changes_role or self._members.get(replica) is not member:
+                raise LaunchError(f"{replica} left the fleet before it changed its role")
+            member.role = role
+        finally:
+            if member.changes_role and member.state is ReplicaState.DRAINING:
+                self._move(
+                    member, ReplicaState.READY, f"it serves as {member.role.value}", cause_id
+                )
+            member.changes_role = False
 
     async def add(self, replica: str, revision: Revision, *, cause_id: str | None = None) -> None:
         """Raise `LaunchError`: servers join by configuration or discovery."""
@@ -350,10 +393,12 @@ class AttachedFleet:
                 revision=member.revision,
                 url=member.url,
                 reason=member.reason,
+                role=member.role,
             ),
             cause_id=cause_id,
         )
 
 
 def _stays(member: Member, server: AttachedServer) -> bool:
-    return member.server == server and member.state is not ReplicaState.DRAINING
+    leaves = member.state is ReplicaState.DRAINING and not member.changes_role
+    return member.server == server and not leaves

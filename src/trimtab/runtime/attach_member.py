@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from trimtab.core.config import AttachedServer
@@ -11,7 +11,7 @@ from trimtab.core.evidence import Readings, Unknown
 from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model, Revision
 from trimtab.core.served import EngineKind, ServerSample
-from trimtab.core.types import ReplicaState
+from trimtab.core.types import ReplicaState, Role
 from trimtab.engines.attached import SLOTS_UNKNOWN, Identity
 from trimtab.engines.served_load import (
     EngineLoad,
@@ -42,6 +42,8 @@ class Member:
         self.access = access
         self.state = ReplicaState.STARTING
         self.reason = ""
+        self.role = server.role
+        self.changes_role = False
         self.identity: Identity | None = None
         self.revision = unseen()
         self.started_at_s = 0.0
@@ -63,7 +65,7 @@ class Member:
             id=self.id,
             state=self.state,
             revision=self.revision,
-            role=self.server.role,
+            role=self.role,
             url=self.url,
             pid=None,
             threads=1,
@@ -138,6 +140,17 @@ class Member:
         metrics = f"; load unknown: {self.because}" if self.because else ""
         version = f" {identity.version}" if identity.version else ""
         return f"well: {engine}{version}, {identity.slots} slots{told}{metrics}"
+
+
+def keeps_role(member: Member, role: Role, members: Collection[Member]) -> str:
+    """Say why a server must keep its role, nothing where it need not."""
+    if member.state is not ReplicaState.READY:
+        return f"it is {member.state.value}"
+    if member.identity is None or not member.identity.kv_key:
+        return "it was started without a KV connector, so that nothing can be handed over"
+    others = (one for one in members if one is not member)
+    serves = any(one.state is ReplicaState.READY and one.role is not Role.PREFILL for one in others)
+    return "no other takes whole requests" if role is Role.PREFILL and not serves else ""
 
 
 def base_url(url: str) -> str:

@@ -11,15 +11,13 @@ from collections.abc import Callable
 import msgspec
 
 from trimtab.core.cuts import Cut
-from trimtab.core.events import CutsKept, Frozen, LeverProposed, RolloutMoved
+from trimtab.core.events import Frozen, LeverProposed, RolloutMoved
 from trimtab.core.lever import LeverRecord, check_record
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
-from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.effects import effects_of
-from trimtab.rollout.exposure import Exposed
-from trimtab.rollout.gates import kept_cuts
+from trimtab.rollout.exposure import Exposed, Met
 from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
 from trimtab.runtime.actuation import Actuator
@@ -99,11 +97,7 @@ class Controller:
         Raises `ControlError` while another lever is being prepared or proven, or promotions are frozen.
         """
         self._check_free()
-        self._prepares = record.name
-        try:
-            replicas = await self._actuator.prepare(record, cause_id=cause_id)
-        finally:
-            self._prepares = None
+        replicas = await self._prepared(record, cause_id)
         rollout = begin(record, self._clock.mono_s())
         proof = self._begun(record, policy, rollout, replicas, cause_id)
         self._moved(proof, None, rollout, None, "first slice")
@@ -119,16 +113,18 @@ class Controller:
         share: float,
         cause_id: str,
         out: dict[Cut, str] | None = None,
+        met: Met | None = None,
     ) -> Proof:
         """Follow a proof that an earlier process left behind, at its share; its replicas run its revision already.
 
         What it had measured is not continued: the clock of its share and its evidence begin anew. `out`: the cuts that
-        had left its slice.
+        had left its slice; `met`: whom it was shown to, so that nobody is told twice.
         """
         rollout = resume(record, state, share, self._clock.mono_s())
         replicas = self._actuator.candidate_replicas(record)
         proof = self._begun(record, policy, rollout, replicas, cause_id)
         proof.out.update(out or {})
+        proof.met = met or proof.met
         self._moved(proof, state, rollout, None, rollout.reason)
         if rollout.state is not RolloutState.PAUSED:
             self._expose(proof)
@@ -151,6 +147,13 @@ class Controller:
         self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
         self._expose(proof)
         return proof
+
+    async def _prepared(self, record: LeverRecord, cause_id: str) -> tuple[str, ...]:
+        self._prepares = record.name
+        try:
+            return await self._actuator.prepare(record, cause_id=cause_id)
+        finally:
+            self._prepares = None
 
     def _begun(
         self,
@@ -198,7 +201,13 @@ class Controller:
         if proof.rollout.state is not RolloutState.PAUSED:
             raise ControlError(f"{proof.record.name} is {proof.rollout.state.value}, not paused")
         self._check_thawed()
-        await self._actuator.prepare(proof.record, cause_id=proof.last_event_id)
+        if self._clock.wall_s() >= proof.record.expires_at_s:
+            raise ControlError(f"{proof.record.name} has expired: propose it anew")
+        await self._prepared(proof.record, proof.last_event_id)
+        if proof.rollout.state in ENDED:
+            await self._take_back(proof)
+            state = proof.rollout.state.value
+            raise ControlError(f"{proof.record.name} became {state} while its replicas restarted")
         again = msgspec.structs.replace(
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )
@@ -245,6 +254,8 @@ class Controller:
         """Judge the lever being proven and carry out what follows."""
         self._health.tick(self.frozen)
         proof = self.proof
+        if proof is not None:
+            self._tell_exposed(proof)
         if proof is None or proof.rollout.state in ENDED:
             return
         now_s = self._clock.mono_s()
@@ -265,22 +276,23 @@ class Controller:
         extras = self._extras(proof.record, proof.replicas)
         results, verdict = proof.judge.look(proof.rollout, candidate, extras, now_s)
         results, verdict = proof.judged(candidate, results, verdict)
-        proof.looks += 1
-        look = Look(verdict=verdict, results=results, frozen=self.is_frozen)
+        look = proof.look(results, verdict, frozen=self.is_frozen)
         harmed = proof.harmed(results)
         after = advance(proof.record, proof.rollout, look, now_s)
         self._record_look(proof, look, decides=bool(harmed) or proof.moves(after))
         self._take_out(proof, harmed)
         await self._follow(proof, after, verdict)
 
+    def _tell_exposed(self, proof: Proof) -> None:
+        told = proof.met.told(proof.record.name, proof.rollout.share)
+        if told is not None:
+            self._sink.append(told, cause_id=proof.last_event_id)
+
     def _take_out(self, proof: Proof, harmed: dict[Cut, str]) -> None:
         """Keep cuts in which harm was shown off the lever from the next request on; the rest of the slice goes on."""
         if not harmed:
             return
-        proof.out.update(harmed)
-        left = tuple(str(cut) for cut in proof.record.cuts if cut not in proof.out)
-        refused = {str(cut): why for cut, why in proof.out.items()}
-        event = CutsKept(lever=proof.record.name, kept=left or (ALL_TRAFFIC,), refused=refused)
+        event = proof.took_out(harmed)
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
         self._actuator.shrink_slice(tuple(proof.out), cause_id=proof.last_event_id)
         # What those cuts showed counts no more: judge the rest anew, from what is remembered.
@@ -336,18 +348,8 @@ class Controller:
         proof.results = ()
 
     async def _adopt(self, proof: Proof) -> None:
-        kept, refused = kept_cuts(proof.record, proof.results)
-        kept = tuple(cut for cut in kept if cut not in proof.out)
-        refused = {**refused, **{str(cut): why for cut, why in proof.out.items()}}
-        cause = self._sink.append(
-            CutsKept(
-                lever=proof.record.name,
-                kept=tuple(str(cut) for cut in kept) or (ALL_TRAFFIC,),
-                refused=refused,
-            ),
-            cause_id=proof.last_event_id,
-            durable=True,
-        )
+        kept, told = proof.kept()
+        cause = self._sink.append(told, cause_id=proof.last_event_id, durable=True)
         self._record_effects(proof, cause)
         failed = self._after_adoption(proof.record, cause_id=cause)
         if failed is not None:
@@ -391,6 +393,7 @@ class Controller:
         verdict: Verdict | None,
         reason: str,
     ) -> None:
+        self._tell_exposed(proof)
         # Not of `self.proof`: while a replica went back, that may have been let go of or followed by another.
         event = moved_to(proof.record, before, after, verdict, reason)
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)

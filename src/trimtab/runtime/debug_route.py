@@ -17,7 +17,7 @@ from trimtab.core.prefix import BlockHasher
 from trimtab.core.prefix_trust import KeyStanding
 from trimtab.core.types import Arm
 from trimtab.policies.router import RouteQuery, Router
-from trimtab.runtime.prompt import prompt_bytes, repetition_of, scope_of, session_of
+from trimtab.runtime.prompt import label_of, read_prompt, repetition_of, scope_of, session_of
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.wire import LABEL_HEADER, SESSION_HEADER, ApiError
 
@@ -88,7 +88,7 @@ class DebugRoute:
             path,
             body,
             session=request.headers.get(SESSION_HEADER),
-            label=request.headers.get(LABEL_HEADER),
+            label=label_of(request.headers.get(LABEL_HEADER)),
             salt=request.query.get("salt"),
         )
         return web.Response(body=msgspec.json.encode(said), content_type="application/json")
@@ -102,17 +102,17 @@ class DebugRoute:
         except EngineFormatError as error:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
         scope = scope_of(facts, self._models(), salt)
-        prompt = prompt_bytes(facts.segments)
+        prompt = read_prompt(facts.segments, self._secret)
         query = RouteQuery(
             request_id="debug",
             facts=facts,
-            blocks=self._hasher.blocks(prompt, scope.space),
+            blocks=self._hasher.blocks(prompt.data, scope.space),
             key_class=scope.key_class,
             salt=scope.salt,
-            prompt_size=len(prompt),
-            session=session_of(session, body, facts, self._secret, salt=scope.salt),
+            prompt_size=len(prompt.data),
+            session=session_of(session or facts.user, prompt, self._secret, salt=scope.salt),
             label=label,
-            repetition=repetition_of(prompt),
+            repetition=repetition_of(prompt.data),
             now_s=self._clock.mono_s(),
         )
         routed, why = self._router.preview(query)

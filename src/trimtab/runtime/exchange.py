@@ -164,6 +164,21 @@ class Exchange:
         elif not self._bodiless:
             self._send(data)
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the answer has begun and goes out as HTTP chunks."""
+        return self._chunked
+
+    def pass_chunks(self, chunks: bytes) -> None:
+        """Send whole HTTP chunks as they are; only where `is_chunked`."""
+        # For every event of a stream: `_send` without its call.
+        if self._is_shut:
+            return
+        try:
+            self._put(chunks)
+        except RuntimeError:
+            self._is_shut = True
+
     def end(self) -> None:
         """Send the end of a begun answer."""
         if self._chunked:

@@ -8,6 +8,7 @@ from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
 from trimtab.rollout.short_record import Known
+from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.model import find_model
 from trimtab.runtime.supervisor import System
 
@@ -15,7 +16,7 @@ NOT_OURS: Final = "the servers are somebody else's, and their processes cannot b
 
 
 def known_of(system: System) -> Known:
-    """Return what this fleet knows; `Known.find_model` reads a whole file, so it is not for the event loop."""
+    """Return what this fleet knows; a model or the ledger may be read through, so it is not for the event loop."""
     levers = system.config.levers
     pairs = {
         (technique, cut): why
@@ -27,9 +28,15 @@ def known_of(system: System) -> Known:
         absent={Metric.MEMORY_BYTES: NOT_OURS} if system.attached is not None else {},
         price_per_replica_hour=levers.price_per_replica_hour,
         not_combinable=pairs,
+        peak_concurrency=lambda last_s: _busiest(system, last_s),
         find_model=_find_model,
         hide=lambda cut: hidden(cut, system.secret.digest),
     )
+
+
+def _busiest(system: System, last_s: float) -> int | None:
+    with SqliteReader(system.config.ledger.path) as reader:
+        return reader.busiest(system.clock.wall_s() - last_s)
 
 
 def _find_model(path: str) -> Model:

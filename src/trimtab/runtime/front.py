@@ -313,8 +313,13 @@ class Front(asyncio.Protocol):
             self._transport.close()
             return
         self._since_s = self._loop.time()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        except OSError:
+            # The client has gone, and nobody has told us yet.
+            self._transport.abort()
+            return
         self._resume_reading()
 
     def close_when_idle(self) -> None:

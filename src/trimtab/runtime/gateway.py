@@ -6,7 +6,6 @@ only, or the admin token.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -16,7 +15,7 @@ from aiohttp import web
 from trimtab.core.config import GatewayConfig
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, LedgerSink
 from trimtab.core.prefix import BlockHasher
-from trimtab.core.record import RequestRecord
+from trimtab.core.record import RequestRecord, Segment
 from trimtab.core.types import ErrorClass
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.runtime import prompt as prompts
@@ -33,7 +32,8 @@ from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.isolation import tested_through
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.pass_through import PassThrough
-from trimtab.runtime.recorder import Measurement, Prompt, served_event
+from trimtab.runtime.record_parts import Prompt
+from trimtab.runtime.recorder import Measurement, served_event
 from trimtab.runtime.relay import Relay
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.serving_tls import TlsError, serving_tls
@@ -46,18 +46,14 @@ from trimtab.runtime.wire import (
     SESSION_HEADER,
     ApiError,
     class_of_error,
+    random_id,
     stopping,
     too_long,
 )
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
-LABEL_CHARS_MAX: Final = 64
 STOP_WAIT_S: Final = 2.0
 MODELS: Final = "/v1/models"
-
-
-def _random_id() -> str:
-    return os.urandom(8).hex()
 
 
 class GatewayError(RuntimeError):
@@ -79,7 +75,7 @@ class Gateway:
         secret: Secret,
         model: str,
         on_record: Callable[[RequestRecord], None],
-        new_id: Callable[[], str] = _random_id,
+        new_id: Callable[[], str] = random_id,
         extra_routes: Iterable[web.AbstractRouteDef] = (),
         admin_token: str | None = None,
         hardware: str = "",
@@ -312,28 +308,28 @@ class Gateway:
             raise ApiError(400, "invalid_request_error", "bad_request", str(error)) from error
         seen.salt_ignored = self.guard.ignored_salt(caller, facts.cache_salt)
         scope = prompts.scope_of(facts, self._models(), caller.salt)
-        prompt = prompts.prompt_bytes(facts.segments)
-        label = (exchange.headers.get(LABEL_HEADER) or "")[:LABEL_CHARS_MAX] or None
+        prompt = prompts.read_prompt(facts.segments, self._secret)
+        label = prompts.label_of(exchange.headers.get(LABEL_HEADER))
         seen.facts = facts
         seen.body = body
         seen.stage = self._router.plan.stage
+        named = exchange.headers.get(SESSION_HEADER) or facts.user
         seen.prompt = Prompt(
-            session=prompts.session_of(
-                exchange.headers.get(SESSION_HEADER), body, facts, self._secret, salt=scope.salt
-            ),
+            session=prompts.session_of(named, prompt, self._secret, salt=scope.salt),
             label=label,
-            repetition=prompts.repetition_of(prompt),
-            hash=self._secret.digest(prompt),
-            size=len(prompt),
+            repetition=prompts.repetition_of(prompt.data),
+            hash=prompts.hash_of(prompt, self._secret),
+            size=len(prompt.data),
+            parts=prompt.parts,
         )
         seen.marks = prompts.marks_of(exchange.headers, self._router.plan, self._secret)
         query = RouteQuery(
             request_id=seen.request_id,
             facts=facts,
-            blocks=self._hasher.blocks(prompt, scope.space),
+            blocks=self._hasher.blocks(prompt.data, scope.space),
             key_class=scope.key_class,
             salt=scope.salt,
-            prompt_size=len(prompt),
+            prompt_size=seen.prompt.size,
             session=seen.prompt.session,
             label=label,
             repetition=seen.prompt.repetition,
@@ -347,14 +343,14 @@ class Gateway:
 
     def _finish(self, seen: Measurement) -> None:
         """Fold a request back into what routes the next ones, and hand its record on."""
-        facts, report = seen.facts, seen.report
+        report, ratio = seen.report, self._router.ratio
+        segments: tuple[Segment, ...] = ()
         if seen.prompt is not None:
-            self._router.ratio.learn(seen.prompt.size, report.prompt_tokens)
+            ratio.learn(seen.prompt.size, report.prompt_tokens)
+            segments = prompts.segments_of(seen.prompt.parts, ratio)
         record = seen.record(
             mono_s=self._clock.mono_s(),
-            segments=prompts.segments_of(facts.segments, self._secret, self._router.ratio)
-            if facts
-            else (),
+            segments=segments,
             hardware=self._hardware,
             topology=self.topology,
         )

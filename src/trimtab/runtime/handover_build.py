@@ -59,11 +59,15 @@ class BuildHandOvers:
             self._clock,
             config,
             rules=rules_of(
-                config, self._config.engine.chunk_tokens, is_ours=self._slot_folder is not None
+                config,
+                self._config.engine.chunk_tokens,
+                prefill_chunk_tokens=self._config.roles.prefill_chunk_tokens,
+                is_ours=self._slot_folder is not None,
             ),
             transfer_of=transfer_of,
             on_forget=nixl.forget,
             sends_whole=self._slot_folder is not None,
+            passing=self._slot_folder is not None and self._config.engine.slots > 1,
         )
 
     def _own(self, upstream: Upstream) -> dict[str, KvTransfer]:
@@ -97,8 +101,14 @@ def hand_over(
     )
 
 
-def rules_of(config: HandOverConfig, chunk_tokens: int, *, is_ours: bool = True) -> PrefillRules:
-    """Return the rules of the decision; `chunk_tokens`: the engine's own.
+def rules_of(
+    config: HandOverConfig,
+    chunk_tokens: int,
+    *,
+    prefill_chunk_tokens: int = 0,
+    is_ours: bool = True,
+) -> PrefillRules:
+    """Return the rules of the decision; `chunk_tokens`: the engine's own; `prefill_chunk_tokens`: where it prefills.
 
     Servers of others (not `is_ours`) do not tell theirs: the mark from which prompts travel stands for it.
     """
@@ -112,6 +122,7 @@ def rules_of(config: HandOverConfig, chunk_tokens: int, *, is_ours: bool = True)
     return PrefillRules(
         chunk_tokens=config.chunk_tokens or chunk_tokens,
         stall_chunk_tokens=chunk_tokens if is_ours else 0,
+        prefill_chunk_tokens=prefill_chunk_tokens if is_ours else 0,
         stall_weight=config.stall_weight,
         margin=config.margin,
         always=always,

@@ -1,10 +1,11 @@
 """Moves KV between llama.cpp replicas of one machine: a slot is saved to a file in memory and restored elsewhere.
 
-A replica prefills one prompt at a time: several at once would all end late. The slot is named, by the engine's own
-rule on a model of what its slots hold, so that a prompt that begins like an earlier one computes only its tail. Its
-file is leased before it is written and removed as soon as it is restored. Where it goes is the emptiest idle slot of
-the decode side, which is named in the decode request: another request cannot slip in unseen, because what the engine
-reused is told in its answer.
+A replica prefills one prompt at a time: several at once would all end late. Only a much shorter one is computed beside
+a long one, in the first slot: the engine fills each step's chunk in the order of its slots, so that the short one comes
+first. The slot is named, by the engine's own rule on a model of what its other slots hold, so that a prompt that begins
+like an earlier one computes only its tail. Its file is leased before it is written and removed as soon as it is
+restored. Where it goes is the emptiest idle slot of the decode side, which is named in the decode request: another
+request cannot slip in unseen, because what the engine reused is told in its answer.
 
 An engine that was asked to save or restore cannot be stopped in the middle. Where nobody waits for it any more, a task
 of its own waits for the end and then frees the file and the slot.
@@ -23,6 +24,8 @@ from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.prefix_slots import SlotCache
 from trimtab.engines.handover_bodies import prefill_body, read_restored, read_saved
 from trimtab.engines.llamacpp import Slot, parse_slots
+from trimtab.policies.prefill_turns import Lane
+from trimtab.runtime.prefill_turn import PrefillTurn
 from trimtab.runtime.slot_files import NoRoomError, ParcelFiles
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.upstream_connection import UpstreamConnectError, UpstreamError
@@ -32,6 +35,7 @@ T = TypeVar("T")
 
 ROOM_POLL_S: Final = 0.02
 UNWANTED_S: Final = 5.0
+PASSING_SLOT: Final = 0
 BYTES_PER_TOKEN_START: Final = 0
 """Before the first parcel nobody knows its size: the bound on their number holds alone."""
 
@@ -40,17 +44,20 @@ class _Site:
     """One prefill side: whose turn it is, and what its slots are believed to hold."""
 
     def __init__(self, slots: int, started_at_s: float) -> None:
-        self.turn = asyncio.Lock()
+        self.turn = PrefillTurn(passes=slots > 1)
         self.started_at_s = started_at_s
-        self.cache = SlotCache(slots, SLOT_SIMILARITY)
+        self._first = 1 if slots > 1 else 0
+        self.cache = SlotCache(slots - self._first, SLOT_SIMILARITY)
         self.ticks = 0
 
-    def choose(self, blocks: tuple[int, ...], key: int) -> int:
-        """Return the slot that the engine would take for a prompt, and note that it takes it."""
+    def choose(self, blocks: tuple[int, ...], key: int, lane: Lane) -> int:
+        """Return the slot for a prompt: the first to pass, else the one the engine would take, noted as taken."""
+        if lane is Lane.PASSING:
+            return PASSING_SLOT
         self.ticks += 1
         place, _ = self.cache.take(blocks, key, self.ticks)
         self.cache.release(blocks, key, self.ticks)
-        return place
+        return self._first + place
 
 
 class LlamaCppTransfer:
@@ -99,9 +106,9 @@ class LlamaCppTransfer:
     async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
         """See `KvTransfer`."""
         site = self._site(source)
-        async with site.turn:
+        async with site.turn.taken(what.prompt_tokens) as lane:
             began_s = self._clock.mono_s()
-            slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0)
+            slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
             parcel = await self._computed(what, source, slot)
             computed_s = self._clock.mono_s()
             size, tokens = await self._exported(parcel, source, slot)

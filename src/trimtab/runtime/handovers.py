@@ -82,6 +82,7 @@ class HandOvers:
         transfer_of: Callable[[ReplicaView], KvTransfer | None],
         on_forget: Callable[[str], None] = lambda _: None,
         sends_whole: bool = True,
+        passing: bool = False,
         cost: CostModel | None = None,
     ) -> None:
         """Take what decides and what moves. `cost` None: learned from traffic; until then everything stays local."""
@@ -105,6 +106,7 @@ class HandOvers:
             cost=cost,
             told=LinkRate(setup_ms=config.setup_ms, ms_per_token=config.ms_per_token),
             sends_whole=sends_whole,
+            passing=passing,
         )
         self._rooms = Rooms()
         self.books = HandOverBooks(self.pool, sink)
@@ -272,6 +274,7 @@ class HandOvers:
     async def _prefilled(self, passage: Passage, what: Prefill) -> Parcel:
         source, outcome = passage.source, Outcome.NEUTRAL
         self._guard.sent(source.id, self._clock.mono_s())
+        self.pool.computing(source.id, what.request_id, what.prompt_tokens)
         try:
             parcel = await _within(
                 self._config.prefill_timeout_s,
@@ -288,6 +291,7 @@ class HandOvers:
             outcome = Outcome.FAILED if failed else Outcome.NEUTRAL
             raise
         finally:
+            self.pool.computed(source.id, what.request_id)
             self._guard.saw(source.id, outcome, self._clock.mono_s())
         return parcel
 

@@ -48,8 +48,8 @@ from trimtab.runtime.ledger_rows import (
 from trimtab.runtime.ledger_verify import Verification
 
 BATCH_MAX = 1000
-LINGER_S = 0.02
-"""How long flow events wait for company before they are written; durable ones do not wait."""
+LINGER_S = 0.1
+"""How long flow events wait for company, as each batch takes Python's lock from the streams; durable ones do not."""
 
 SWEEP_SHARE = 0.1
 """Retention starts when this share more than `keep_events` is stored, so that it is rare."""

@@ -7,6 +7,7 @@ that ends, and taking it never touches SQLite's own locks.
 
 import contextlib
 import fcntl
+import itertools
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from trimtab.runtime.ledger_rows import Head, LedgerError, Row, head_of
 
 APPLICATION_ID = 0x54524D54
 SCHEMA_VERSION = 1
+ROWS_AT_ONCE = 64
 TAIL_ROWS = 256
 """How many of the last rows are checked when a ledger is opened for writing."""
 
@@ -175,14 +177,21 @@ def transaction(db: sqlite3.Connection, *, durable: bool) -> Iterator[None]:
 
 
 def insert(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
-    """Append rows; the caller holds a transaction."""
-    db.executemany(
-        f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
+    """Append rows; the caller holds a transaction.
+
+    Many in one statement: each takes Python's lock once more, for which the thread of the streams waits.
+    """
+    left = iter(rows)
+    while part := tuple(itertools.islice(left, ROWS_AT_ONCE)):
+        values = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(part))
+        fields = (
             (r.seq, r.id, r.cause_id, r.at_s, r.kind, r.lever, r.body.decode(), r.prev_hash, r.hash)
-            for r in rows
-        ],
-    )
+            for r in part
+        )
+        db.execute(
+            f"INSERT INTO events ({_COLUMNS}) VALUES {values}",
+            tuple(itertools.chain.from_iterable(fields)),
+        )
 
 
 def select(

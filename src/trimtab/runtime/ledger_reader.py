@@ -9,6 +9,7 @@ from pathlib import Path
 from trimtab.core.events import Envelope
 from trimtab.core.narrate import cited_evidence
 from trimtab.core.state import State, decode_state, rebuild
+from trimtab.rollout.exposure import Met
 from trimtab.runtime.ledger_file import open_for_reading, select
 from trimtab.runtime.ledger_retention import (
     fold_through,
@@ -102,6 +103,21 @@ class SqliteReader:
             decided = read_decided_of(self._db, lever)
             cited = read_cited(self._db, cited_evidence(lever, decided))
         return sorted([*decided, *cited], key=lambda each: each.seq)
+
+    def busiest(self, since_s: float) -> int | None:
+        """Return most requests that were in flight as one was admitted since then, None if none was."""
+        query = (
+            "SELECT max(json_extract(body, '$.record.concurrency_at_admission')) FROM events "
+            "WHERE kind = 'request_served' AND at_s >= ?"
+        )
+        with self._errors():
+            (most,) = self._db.execute(query, (since_s,)).fetchone()
+        return None if most is None else int(most)
+
+    def met(self, lever: str) -> Met:
+        """Return whom a lever was shown to, for a proof that goes on."""
+        where = "lever = ? AND kind IN ('lever_proposed', 'rollout_moved', 'sessions_exposed')"
+        return Met(row.envelope().event for row in self._select(where, (lever,)))
 
     def decided(self) -> Sequence[Envelope]:
         """Return every event from which chains are told, readings and requests apart, in order."""

@@ -1,19 +1,28 @@
 """Retention: folds the oldest events into a checkpoint and removes those that no lever's chain needs.
 
-Removed are requests, readings, diagnoses, assessments and fleet budgets that no lever cites, and older
-checkpoints. What `narrate.chain` tells of any lever stays as it is, so a lever can be explained for as long as the
-ledger lives; decisions are few. All of it happens in one transaction: a crash leaves either the old ledger or
-the new one.
+Removed are requests, readings, diagnoses, assessments and fleet budgets that no lever cites, older checkpoints, and
+whom levers were shown to that are not being proven any more. What `narrate.chain` tells of any lever stays as it is, so
+a lever can be explained for as long as the ledger lives; decisions are few. All of it happens in one transaction: a
+crash leaves either the old ledger or the new one.
 """
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from trimtab.core.events import AnyEvent, Checkpoint, Envelope, lever_of
-from trimtab.core.narrate import chain, cited_evidence
+from trimtab.core.events import (
+    Checkpoint,
+    Diagnosed,
+    Envelope,
+    LeverProposed,
+    LeversAssessed,
+    Measured,
+    RolloutMoved,
+    TrafficPlanned,
+)
 from trimtab.core.state import (
     EMPTY,
     FLOW_KINDS,
@@ -23,6 +32,8 @@ from trimtab.core.state import (
     encode_state,
     fold_all,
 )
+from trimtab.core.types import RolloutState
+from trimtab.rollout.machine import RUNNING
 from trimtab.runtime.ledger_file import select
 from trimtab.runtime.ledger_rows import Row
 from trimtab.runtime.ledger_verify import CHECKPOINT, KeptHash
@@ -37,6 +48,7 @@ FOLDABLE_KINDS = (
 )
 """What retention may remove, unless a lever's chain needs it."""
 
+_EXPOSED = "sessions_exposed"
 _INDEXED = "kind <> 'request_served'"
 
 
@@ -113,15 +125,132 @@ def _mark(db: sqlite3.Connection, through_seq: int) -> None:
         f"INSERT INTO retention SELECT seq FROM events WHERE seq <= ? AND lever IS NULL AND kind IN ({marks})",
         (through_seq, *FOLDABLE_KINDS),
     )
-    decided = read_decided(db)
-    for lever in sorted({name for name in map(lever_of, _events(decided)) if name is not None}):
-        steps = chain(lever, [*decided, *read_cited(db, cited_evidence(lever, decided))])
-        db.executemany(
-            "DELETE FROM retention WHERE removable_seq = ?",
-            [(step.envelope.seq,) for step in steps],
+    db.execute(
+        f"INSERT INTO retention SELECT seq FROM events WHERE seq <= ? AND kind = '{_EXPOSED}'",
+        (through_seq,),
+    )
+    needed = [(seq,) for seq in (*_told_of_levers(db), *_exposed_in_proofs(db))]
+    db.executemany("DELETE FROM retention WHERE removable_seq = ?", needed)
+
+
+class _Link(NamedTuple):
+    """What of an event says to which chains it belongs."""
+
+    seq: int
+    id: str
+    cause_id: str | None
+    kind: str
+    lever: str | None
+
+
+def _told_of_levers(db: sqlite3.Connection) -> list[int]:
+    """Return the removable events in the chains of all levers: `narrate.chain` of each, in one walk over all events.
+
+    What a chain does not climb past, another lever's event, is where that lever's own chain goes on.
+    """
+    links = [*_links(db, _DECIDED)]
+    levers = {link.lever for link in links if link.lever is not None}
+    own, evidence = _about(db, levers)
+    if evidence:
+        cited = {row.seq for row in _of_kind(db, "measured") if evidence & _items(row)}
+        own |= cited
+        links = sorted(
+            [*links, *(one for one in _links(db, "kind = 'measured'") if one.seq in cited)]
         )
+    start = {
+        link.id
+        for link in links
+        if link.seq in own or (link.lever is not None and link.kind != _EXPOSED)
+    }
+    wanted = start | _causes(start, links) | _consequences(start, links)
+    removable = (*FOLDABLE_KINDS, _EXPOSED)
+    return [link.seq for link in links if link.id in wanted and link.kind in removable]
 
 
+def _links(db: sqlite3.Connection, where: str) -> Iterable[_Link]:
+    query = f"SELECT seq, id, cause_id, kind, lever FROM events WHERE {_INDEXED} AND {where}"
+    return map(_Link._make, db.execute(f"{query} ORDER BY seq"))
+
+
+def _of_kind(db: sqlite3.Connection, kind: str) -> Iterable[Row]:
+    return select(db, f"{_INDEXED} AND kind = ?", (kind,))
+
+
+def _items(row: Row) -> set[str]:
+    event = row.envelope().event
+    items = event.readings.items if isinstance(event, Measured) else ()
+    return {found for item in items if (found := getattr(item, "id", None)) is not None}
+
+
+def _about(db: sqlite3.Connection, levers: set[str]) -> tuple[set[int], set[str]]:
+    """Return the events of no lever that some lever's chain begins with, and the evidence that levers cite."""
+    own, diagnoses, evidence = set[int](), set[str](), set[str]()
+    for row in _of_kind(db, "lever_proposed"):
+        event = row.envelope().event
+        if isinstance(event, LeverProposed):
+            diagnoses.add(event.record.bottleneck.diagnosis)
+            evidence.update(event.record.bottleneck.evidence)
+    for kind in ("diagnosed", "levers_assessed", "traffic_planned"):
+        for row in _of_kind(db, kind):
+            event = row.envelope().event
+            match event:
+                case Diagnosed() if event.diagnosis.id in diagnoses:
+                    evidence.update(event.diagnosis.evidence)
+                    own.add(row.seq)
+                case LeversAssessed() if event.chosen in levers:
+                    own.add(row.seq)
+                case TrafficPlanned() if levers & _carried(event):
+                    own.add(row.seq)
+                case _:
+                    pass
+    return own, evidence
+
+
+def _carried(event: TrafficPlanned) -> set[str]:
+    candidate = event.plan.candidate
+    preferred = {preference.lever for preference in event.plan.preferences}
+    return preferred if candidate is None else preferred | {candidate.lever}
+
+
+def _causes(start: set[str], links: Sequence[_Link]) -> set[str]:
+    cause_of = {link.id: link.cause_id for link in links}
+    found: set[str] = set()
+    climbing = [*start]
+    while climbing:
+        cause_id = cause_of[climbing.pop()]
+        if cause_id is not None and cause_id in cause_of and cause_id not in found:
+            found.add(cause_id)
+            climbing.append(cause_id)
+    return found
+
+
+def _consequences(start: set[str], links: Sequence[_Link]) -> set[str]:
+    """What levers' events caused; a choice belongs to the lever that it chose alone."""
+    reached = set(start)
+    for link in links:
+        if link.cause_id in reached and link.kind not in ("levers_assessed", "measured", _EXPOSED):
+            reached.add(link.id)
+    return reached
+
+
+def _exposed_in_proofs(db: sqlite3.Connection) -> list[int]:
+    """Return the events that say whom levers were shown to that are being proven: a restart goes on from them."""
+    query = f"SELECT DISTINCT lever FROM events WHERE {_INDEXED} AND kind = ?"
+    found: list[int] = []
+    for (lever,) in db.execute(query, (_EXPOSED,)).fetchall():
+        newest = "ORDER BY seq DESC LIMIT 1"
+        moves = [*select(db, "lever = ? AND kind = 'rollout_moved'", (lever,), newest)]
+        if not moves or _goes_on(moves[0]):
+            found += [one.seq for one in select(db, "lever = ? AND kind = ?", (lever, _EXPOSED))]
+    return found
+
+
+def _goes_on(move: Row) -> bool:
+    event = move.envelope().event
+    return isinstance(event, RolloutMoved) and event.after in _PROVEN
+
+
+_PROVEN = RUNNING | {RolloutState.PAUSED}
 _DECIDED = f"{_INDEXED} AND kind NOT IN ('measured', 'checkpoint')"
 
 
@@ -152,10 +281,6 @@ def read_cited(db: sqlite3.Connection, evidence: Iterable[str]) -> list[Envelope
         for row in select(db, f"{_INDEXED} AND kind = 'measured' AND instr(body, ?) > 0", (cited,))
     }
     return [row.envelope() for row in found.values()]
-
-
-def _events(envelopes: Iterable[Envelope]) -> Iterable[AnyEvent]:
-    return (each.event for each in envelopes)
 
 
 def _what_stays(

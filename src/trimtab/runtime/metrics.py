@@ -6,13 +6,12 @@ replica ids; never text from a request.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
@@ -20,12 +19,14 @@ from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.record import RequestRecord
 from trimtab.runtime.guard_metrics import GuardCollector
 from trimtab.runtime.rollout_metrics import RolloutCollector
+from trimtab.runtime.tallies import CounterTally, HistogramTally
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TTFT_S_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 TPOT_S_EDGES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 E2E_S_EDGES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKENS_EDGES = tuple(float(4**power) for power in range(11))
+T = TypeVar("T", CounterTally, HistogramTally)
 ENDPOINTS: Final = frozenset(
     {
         "/v1/chat/completions",
@@ -63,8 +64,7 @@ class GatewayMetrics:
 
     def __init__(self, in_flight: Callable[[], float]) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
-        self._counters: dict[tuple[MetricWrapperBase, tuple[str, ...]], Counter] = {}
-        self._histograms: dict[tuple[MetricWrapperBase, tuple[str, ...]], Histogram] = {}
+        self._by_replica: list[CounterTally | HistogramTally] = []
         self._requests = self._counter(
             "requests", "Requests finished.", "endpoint", "status", "error", "replica"
         )
@@ -101,8 +101,10 @@ class GatewayMetrics:
             "request_generation_tokens", "Output tokens of a request.", TOKENS_EDGES
         )
         self._count_hand_overs()
-        self._unrecorded = self._counter(
-            "records_failed", "Records that their receiver did not take."
+        self._unrecorded = Counter(
+            "trimtab_records_failed",
+            "Records that their receiver did not take.",
+            registry=self._registry,
         )
         Gauge(
             "trimtab_requests_in_flight", "Requests in flight.", registry=self._registry
@@ -127,12 +129,17 @@ class GatewayMetrics:
             "hand_over_seconds", "Time that this KV took, its set-up included.", "replica"
         )
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"trimtab_{name}", what, labels, registry=self._registry)
+    def _counter(self, name: str, what: str, *labels: str) -> CounterTally:
+        return self._shown(CounterTally(f"trimtab_{name}", what, labels))
 
-    def _histogram(self, name: str, what: str, edges: tuple[float, ...]) -> Histogram:
-        labels = ("arm", "replica")
-        return Histogram(f"trimtab_{name}", what, labels, buckets=edges, registry=self._registry)
+    def _histogram(self, name: str, what: str, edges: tuple[float, ...]) -> HistogramTally:
+        return self._shown(HistogramTally(f"trimtab_{name}", what, ("arm", "replica"), edges))
+
+    def _shown(self, made: T) -> T:
+        self._registry.register(made)
+        if made.labels[-1] == "replica":
+            self._by_replica.append(made)
+        return made
 
     def show_fleet(self, figures: Callable[[], Iterable[ReplicaFigures]]) -> None:
         """Show the replicas too, as `figures` tells them at each scrape."""
@@ -143,9 +150,9 @@ class GatewayMetrics:
         replica = record.replica or ""
         endpoint = record.endpoint if record.endpoint in ENDPOINTS else OTHER_ENDPOINT
         labels = (endpoint, str(record.status), record.error.value, replica)
-        self._count(self._requests, labels, 1)
+        self._requests.add(labels, 1)
         if decision is not None:
-            self._count(self._decisions, (decision.policy, decision.reason.value), 1)
+            self._decisions.add((decision.policy, decision.reason.value), 1)
         tokens = record.tokens
         output = None if tokens.output_estimated else tokens.output
         counts = {
@@ -156,9 +163,10 @@ class GatewayMetrics:
             "spec_decode_num_draft_tokens": record.drafting.drafted,
             "spec_decode_num_accepted_tokens": record.drafting.accepted,
         }
+        here = (replica,)
         for name, count in counts.items():
             if count is not None:
-                self._count(self._tokens[name], (replica,), count)
+                self._tokens[name].add(here, count)
         observed = (
             (self._ttft, record.ttft_ms, 1000.0),
             (self._tpot, record.tpot_ms, 1000.0),
@@ -167,43 +175,27 @@ class GatewayMetrics:
             (self._prompt, tokens.prompt, 1.0),
             (self._output, output, 1.0),
         )
+        there = (record.arm.value, replica)
         for histogram, value, scale in observed:
             if value is not None:
-                self._observe(histogram, (record.arm.value, replica), value / scale)
+                histogram.observe(there, value / scale)
 
     def observe_hand_over(self, one: HandOver) -> None:
         """Count a hand-over that has ended; what is unknown is not counted."""
         cause = "" if one.cause is None else one.cause.value
-        self._count(self._hand_overs, (one.outcome.value, cause, one.target), 1)
+        self._hand_overs.add((one.outcome.value, cause, one.target), 1)
         if one.outcome is not HandOverOutcome.DELIVERED:
             return
         if one.bytes is not None:
-            self._count(self._hand_over_bytes, (one.target,), one.bytes)
+            self._hand_over_bytes.add((one.target,), one.bytes)
         if one.transfer_ms is not None:
             took_ms = (one.export_ms or 0.0) + (one.setup_ms or 0.0) + one.transfer_ms
-            self._count(self._hand_over_time, (one.target,), took_ms / 1000.0)
+            self._hand_over_time.add((one.target,), took_ms / 1000.0)
 
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that left: where replicas come and go, the page must not grow for ever."""
-        for metric, labels in (*self._counters, *self._histograms):
-            if labels[-1] == replica and metric is not self._decisions:
-                metric.remove(*labels)
-                self._counters.pop((metric, labels), None)
-                self._histograms.pop((metric, labels), None)
-
-    # Looking a series up by its labels costs more than counting in it.
-
-    def _count(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
-        found = self._counters.get((counter, labels))
-        if found is None:
-            found = self._counters[counter, labels] = counter.labels(*labels)
-        found.inc(amount)
-
-    def _observe(self, histogram: Histogram, labels: tuple[str, ...], value: float) -> None:
-        found = self._histograms.get((histogram, labels))
-        if found is None:
-            found = self._histograms[histogram, labels] = histogram.labels(*labels)
-        found.observe(value)
+        for tally in self._by_replica:
+            tally.forget(replica)
 
     def record_failed(self) -> None:
         """Count a record that its receiver did not take."""

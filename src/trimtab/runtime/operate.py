@@ -249,7 +249,8 @@ class Operator:
             )
         steps.append(f"for {first:.0%} of the sessions of {whom}; the rest stays on the baseline")
         steps += [f"{metric.value} is not asked: {why}" for metric, why in record.absent.items()]
-        return (*steps, *_forecast(record, self._system.records), f"to go back: {record.reverse}")
+        steps += _forecast(record, self._system.records)
+        return (*steps, f"to go back: {record.reverse}", *_commands(record))
 
     async def _proposal(self, name: str) -> tuple[LeverRecord, str]:
         if name in self._proposed:
@@ -322,6 +323,14 @@ class Operator:
 def _reason(asked: Asked) -> str:
     said = " ".join(asked.reason.split())[:REASON_CHARS_MAX]
     return f"{ASKED}: {said}" if said else f"{ASKED}, without a reason"
+
+
+def _commands(record: LeverRecord) -> tuple[str, ...]:
+    words = "trimtab rollout"
+    return (
+        f"commands: {words} start {record.name}, then {words} show {record.name}",
+        f"to stop it at once: {words} rollback {record.name}; to stop every promotion: trimtab freeze",
+    )
 
 
 def _forecast(record: LeverRecord, recent: Sequence[RequestRecord]) -> tuple[str, ...]:

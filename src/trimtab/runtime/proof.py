@@ -5,17 +5,17 @@ from typing import Protocol
 import msgspec
 
 from trimtab.core.cuts import Cut
-from trimtab.core.events import GatesEvaluated, RolloutMoved
+from trimtab.core.events import CutsKept, GatesEvaluated, RolloutMoved
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
 from trimtab.core.traffic import CandidatePlan
 from trimtab.core.types import RolloutState, Verdict
-from trimtab.rollout.answer import ArmExtras
-from trimtab.rollout.exposure import Exposed
-from trimtab.rollout.gates import harmed_cut
+from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras
+from trimtab.rollout.exposure import Exposed, Met
+from trimtab.rollout.gates import harmed_cut, kept_cuts, spared
 from trimtab.rollout.look import Judge, first_block
-from trimtab.rollout.machine import Rollout
+from trimtab.rollout.machine import Look, Rollout
 
 FROZEN = "promotions are frozen: unfreeze, or make the ledger writable again"
 
@@ -31,7 +31,7 @@ class Proof(msgspec.Struct, kw_only=True):
     """The lever that is being proven, as the shell follows it. `verifies`: it was adopted before.
 
     `out`: cuts that left its slice because harm was shown in them, with the reason. `told`: gate, cut and verdict of
-    the last look that was written, which was look `told_at`.
+    the last look that was written, which was look `told_at`. `busiest`: most requests in flight since the last look.
     """
 
     judge: Judge
@@ -46,6 +46,8 @@ class Proof(msgspec.Struct, kw_only=True):
     verifies: bool = False
     out: dict[Cut, str] = {}
     exposed: Exposed = msgspec.field(default_factory=Exposed)
+    met: Met = msgspec.field(default_factory=Met)
+    busiest: int = 0
     told: tuple[tuple[str, str, Verdict], ...] = ()
     told_at: int = 0
 
@@ -55,15 +57,26 @@ class Proof(msgspec.Struct, kw_only=True):
         if candidate is not None:
             first = first_block(self.rollout.steps[-1], candidate)
             self.exposed.take(record, candidate, first)
+            if record.lever == self.record.name and (record.block or -1) >= first:
+                self.busiest = max(self.busiest, record.concurrency_at_admission or 0)
+            self.met.take(record, candidate)
 
     def judged(
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
     ) -> tuple[tuple[GateResult, ...], Verdict]:
         """Return a look's answer; where the arms are not what they seem, nothing that was compared counts."""
+        if verdict is Verdict.FAIL and self.harmed(results):
+            verdict = spared(self.record, results)
         ratio = self.exposed.result(candidate)
         if ratio is None:
             return results, verdict
         return (*results, ratio), Verdict.FAIL if verdict is Verdict.FAIL else Verdict.ERROR
+
+    def look(self, results: tuple[GateResult, ...], verdict: Verdict, *, frozen: bool) -> Look:
+        """Return one more look, with what the machine needs of it."""
+        busiest, self.busiest = self.busiest, 0
+        self.looks += 1
+        return Look(verdict=verdict, results=results, frozen=frozen, concurrency=busiest)
 
     def moves(self, after: Rollout) -> bool:
         """Whether a look changes where the rollout is."""
@@ -84,6 +97,21 @@ class Proof(msgspec.Struct, kw_only=True):
             verdict=verdict,
             results=self.results,
         )
+
+    def took_out(self, harmed: dict[Cut, str]) -> CutsKept:
+        """Take cuts out of the slice, and return what is recorded of it."""
+        self.out.update(harmed)
+        left = tuple(str(cut) for cut in self.record.cuts if cut not in self.out)
+        refused = {str(cut): why for cut, why in self.out.items()}
+        return CutsKept(lever=self.record.name, kept=left or (ALL_TRAFFIC,), refused=refused)
+
+    def kept(self) -> tuple[tuple[Cut, ...], CutsKept]:
+        """Return the cuts for which the lever is adopted (none: all traffic), and what is recorded of them."""
+        kept, refused = kept_cuts(self.record, self.results)
+        kept = tuple(cut for cut in kept if cut not in self.out)
+        refused = {**refused, **{str(cut): why for cut, why in self.out.items()}}
+        names = tuple(str(cut) for cut in kept) or (ALL_TRAFFIC,)
+        return kept, CutsKept(lever=self.record.name, kept=names, refused=refused)
 
     def harmed(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
         """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""

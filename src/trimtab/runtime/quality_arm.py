@@ -2,26 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.llamacpp import LlamaCppFormat
-from trimtab.engines.llamacpp_score import (
-    COMPLETION_PATH,
-    TOKENIZE_PATH,
-    Generated,
-    forced_body,
-    generate_body,
-    read_forced,
-    read_generated,
-    read_tokens,
-    tokenize_body,
-)
 from trimtab.engines.openai import CHAT_PATH
+from trimtab.engines.score_format import Ask, Generated, ScoreFormat
 from trimtab.quality.evals import EvalItem
 from trimtab.quality.loss import TextScore
 from trimtab.workloads.base import COMPLETIONS_ENDPOINT
@@ -49,32 +38,39 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tokens) - self.first
 
 
+class Reply(NamedTuple):
+    """An arm's answer, and how many tokens its prompt has, as far as the engine says."""
+
+    text: str
+    input_tokens: int | None
+
+
 class QualityArm:
     """Asks one running server. `name`: for messages."""
 
     def __init__(
-        self, name: str, url: str, session: aiohttp.ClientSession, *, slot: int = 0
+        self, name: str, url: str, session: aiohttp.ClientSession, score_format: ScoreFormat
     ) -> None:
         self.name = name
         self.url = url
         self._session = session
-        self._slot = slot
+        self._format = score_format
+
+    @property
+    def streams(self) -> int:
+        """How many continuations it may be asked for at once."""
+        return self._format.streams
 
     async def tokens(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text; raises `ArmError`."""
-        return self._read(await self._post(TOKENIZE_PATH, tokenize_body(text)), read_tokens)
+        return await self._ask(self._format.tokens(text))
 
     async def score(self, window: Window) -> TextScore:
         """Force the tokens of a window one after the other and return their losses; raises `ArmError`."""
         losses: list[float] = []
-        for at in range(window.first, len(window.tokens)):
-            token = window.tokens[at]
-            body = await self._post(
-                COMPLETION_PATH, forced_body(window.tokens[:at], token, slot=self._slot)
-            )
-            loss = -self._read(body, partial(read_forced, token=token))
+        for ask in self._format.forced(window.tokens, window.first):
             # A forced token whose probability underflows is told as a huge negative number or none at all.
-            losses.append(loss if math.isfinite(loss) else math.inf)
+            losses += [-one if math.isfinite(one) else math.inf for one in await self._ask(ask)]
         return TextScore(
             kind=window.kind,
             name=window.name,
@@ -86,12 +82,17 @@ class QualityArm:
         self, before: Sequence[int], tokens: int, *, temperature: float, seed: int
     ) -> Generated:
         """Let the arm continue `before` by itself; raises `ArmError`."""
-        body = generate_body(before, tokens, temperature=temperature, seed=seed, slot=self._slot)
-        return self._read(await self._post(COMPLETION_PATH, body), read_generated)
+        return await self._ask(
+            self._format.continued(before, tokens, temperature=temperature, seed=seed)
+        )
 
-    async def answer(self, item: EvalItem) -> str:
-        """Return the greedy answer to an eval's prompt, over the path that serves users; raises `ArmError`."""
-        body: dict[str, object] = {"max_tokens": item.max_tokens, "temperature": 0.0}
+    async def answer(self, item: EvalItem, *, seed: int = 0) -> Reply:
+        """Return the answer to an eval's prompt, over the path that serves users; raises `ArmError`."""
+        body: dict[str, object] = {"max_tokens": item.max_tokens, "temperature": item.temperature}
+        if item.temperature > 0.0:
+            body["seed"] = seed
+        if item.stop:
+            body["stop"] = item.stop
         if item.prompt is None:
             body["messages"] = msgspec.to_builtins(item.messages)
             path = CHAT_PATH
@@ -99,7 +100,11 @@ class QualityArm:
             body["prompt"] = item.prompt
             path = COMPLETIONS_ENDPOINT
         data = await self._post(path, msgspec.json.encode(body))
-        return self._read(data, LlamaCppFormat().read_response).text
+        event = self._read(data, LlamaCppFormat().read_response)
+        return Reply(event.text, event.report.prompt_tokens if event.report else None)
+
+    async def _ask(self, ask: Ask[T]) -> T:
+        return self._read(await self._post(ask.path, ask.body), ask.read)
 
     async def _post(self, path: str, body: bytes) -> bytes:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)

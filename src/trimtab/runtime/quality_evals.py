@@ -1,55 +1,65 @@
 """Evals on a live arm: items read from a file, answered through the path that serves users, judged by their checks."""
 
+import gzip
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
-import msgspec
+import aiohttp
 
 from trimtab.core.ports import LaunchError
+from trimtab.quality.eval_checks import JudgeCheck, ProgramCheck, SchemaCheck, program_of
+from trimtab.quality.eval_scores import (
+    RUNS_DEFAULT,
+    EvalAnswer,
+    EvalOutcome,
+    EvalSet,
+    Harness,
+)
 from trimtab.quality.evals import (
+    LINE_BYTES_MAX,
     EvalError,
     EvalItem,
     Item,
     PairItem,
-    SchemaCheck,
-    is_right,
     read_items,
+    text_is_right,
 )
-from trimtab.quality.paired import Direction, Margin, PairedResult, compare_right, family_level
-from trimtab.quality.quantized import EvalOutcome
+from trimtab.runtime.eval_judge import agrees
+from trimtab.runtime.lm_eval import check_harness, harness_outcomes
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_texts import TextError
+from trimtab.runtime.sandbox import ProgramEnd, check_sandbox, run_program
 
 SEED: Final = 20
+NO_HARNESS: Final = Harness()
 PAIR_CONTEXT_TOKENS: Final = 1
 """A sentence is scored from its first token after what the model begins a text with."""
 
 
-class EvalSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that are asked, and how many the files hold."""
+def read_evals(
+    paths: Sequence[Path],
+    *,
+    items_max: int,
+    runs: int = RUNS_DEFAULT,
+    harness: Harness = NO_HARNESS,
+) -> EvalSet:
+    """Read eval files and draw at most `items_max` items by a fixed seed; raises `TextError`.
 
-    items: tuple[Item, ...]
-    total: int
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of the items, in order of appearance."""
-        return tuple(dict.fromkeys(item.kind for item in self.items))
-
-
-def read_evals(paths: Sequence[Path], *, items_max: int) -> EvalSet:
-    """Read eval files and draw at most `items_max` items by a fixed seed; raises `TextError`."""
+    A file whose name ends in `.gz` is read as compressed. `runs`: of each sampled item.
+    """
     found: list[Item] = []
     for path in paths:
         try:
-            with path.open("rb") as file:
-                found += read_items(iter(file), name=path.name)
+            with _opened(path) as file:
+                found += read_items(_lines(file), name=path.name)
         except EvalError as error:
             raise TextError(str(error)) from error
+        except EOFError as error:
+            raise TextError(f"{path} cannot be read: it is cut off") from error
         except OSError as error:
-            raise TextError(f"{path} cannot be read: {error.strerror}") from error
+            raise TextError(f"{path} cannot be read: {error.strerror or error}") from error
     seen: set[str] = set()
     for item in found:
         if item.id in seen:
@@ -62,19 +72,53 @@ def read_evals(paths: Sequence[Path], *, items_max: int) -> EvalSet:
     if len(found) > items_max:
         places = sorted(random.Random(SEED).sample(range(len(found)), items_max))
         chosen = [found[place] for place in places]
-    return EvalSet(items=tuple(chosen), total=len(found))
+    return EvalSet(items=tuple(chosen), total=len(found), runs=runs, harness=harness)
 
 
-async def answered(arm: QualityArm, evals: EvalSet) -> tuple[bool, ...]:
-    """Return which items an arm gets right; raises `ArmError`."""
-    return tuple([await _right(arm, item) for item in evals.items])
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-async def _right(arm: QualityArm, item: Item) -> bool:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; one that is longer than may be read comes in parts, of which the first is refused."""
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        yield line
+
+
+async def answered(arm: QualityArm, evals: EvalSet) -> tuple[EvalOutcome, ...]:
+    """Return what an arm makes of every item; raises `ArmError`, `SandboxError`.
+
+    Sampled items are asked `evals.runs` times, with the same seeds for every arm; then lm-eval's tasks are run.
+    """
+    found: list[EvalOutcome] = []
+    async with aiohttp.ClientSession() as session:
+        for item in evals.items:
+            answer = await _answer(arm, item, evals.runs_of(item), session)
+            found.append(EvalOutcome(item.id, item.kind, answer))
+    return (*found, *await harness_outcomes(arm, evals.harness))
+
+
+async def _answer(
+    arm: QualityArm, item: Item, runs: int, session: aiohttp.ClientSession
+) -> EvalAnswer:
     if isinstance(item, PairItem):
         good = await _loss(arm, item.good)
-        return good < await _loss(arm, item.bad)
-    return is_right(await arm.answer(item), item, _fits)
+        return EvalAnswer((good < await _loss(arm, item.bad),))
+    replies = [await arm.answer(item, seed=SEED + run) for run in range(runs)]
+    right = tuple([await _is_right(reply.text, item, session) for reply in replies])
+    return EvalAnswer(right, replies[0].input_tokens)
+
+
+async def _is_right(answer: str, item: EvalItem, session: aiohttp.ClientSession) -> bool:
+    if not text_is_right(answer, item, _fits):
+        return False
+    for check in item.checks:
+        if isinstance(check, ProgramCheck):
+            if await run_program(program_of(answer, check)) is not ProgramEnd.PASSED:
+                return False
+        elif isinstance(check, JudgeCheck) and not await agrees(session, check, item, answer):
+            return False
+    return True
 
 
 async def _loss(arm: QualityArm, sentence: str) -> float:
@@ -84,31 +128,13 @@ async def _loss(arm: QualityArm, sentence: str) -> float:
     return sum((await arm.score(window)).losses)
 
 
-def eval_gates(
-    evals: EvalSet, base: Sequence[bool], rung: Sequence[bool], margin_share: float
-) -> dict[str, PairedResult]:
-    """Compare item by item within each kind; all kinds are held at once."""
-    margin = Margin(value=margin_share, unit="of items", direction=Direction.HIGHER_IS_BETTER)
-    level = family_level(len(evals.kinds))
-    gates: dict[str, PairedResult] = {}
-    for kind in evals.kinds:
-        places = [at for at, item in enumerate(evals.items) if item.kind == kind]
-        gates[eval_gate(kind)] = compare_right(
-            [base[at] for at in places], [rung[at] for at in places], margin, level=level
-        )
-    return gates
-
-
-def outcomes(evals: EvalSet, right: Sequence[bool]) -> tuple[EvalOutcome, ...]:
-    """Return each item with whether the original got it right."""
-    return tuple(
-        EvalOutcome(item.id, item.kind, was) for item, was in zip(evals.items, right, strict=True)
-    )
-
-
-def eval_gate(kind: str) -> str:
-    """Name the gate on a kind of eval."""
-    return f"evals, {kind}"
+async def check_evals(evals: EvalSet) -> None:
+    """Raise `LaunchError` where an item could not be judged here: before anything is started."""
+    check_schemas(evals)
+    if any(isinstance(item, EvalItem) and item.runs_program for item in evals.items):
+        await check_sandbox()
+    if evals.harness.tasks:
+        check_harness()
 
 
 def check_schemas(evals: EvalSet) -> None:

@@ -19,6 +19,7 @@ from trimtab.workloads.steady import Steady, steady
 
 SPEED_INPUT_TOKENS: Final = 96
 SPEED_OUTPUT_TOKENS: Final = 24
+CONNECTIONS_MAX: Final = 8
 POSITION_EDGES: Final = (256, 1024, 4096)
 
 
@@ -142,14 +143,25 @@ class Writing(msgspec.Struct, frozen=True):
 async def written(
     arm: QualityArm, beginnings: Sequence[Window], tokens: int, seed: int
 ) -> tuple[Writing, ...]:
-    """Let an arm continue each beginning."""
-    found: list[Writing] = []
-    for number, begun in enumerate(beginnings):
+    """Let an arm continue each beginning; raises `ArmError`."""
+    gate = asyncio.Semaphore(arm.streams)
+
+    async def one(number: int, begun: Window) -> Writing:
         before = begun.tokens[: begun.first]
-        sampled = await arm.write(before, tokens, temperature=FREE_TEMPERATURE, seed=seed + number)
-        greedy = await arm.write(before, tokens, temperature=0.0, seed=seed)
-        found.append(Writing(sampled.tokens, greedy.tokens))
-    return tuple(found)
+        async with gate:
+            sampled = await arm.write(
+                before, tokens, temperature=FREE_TEMPERATURE, seed=seed + number
+            )
+            greedy = await arm.write(before, tokens, temperature=0.0, seed=seed)
+        return Writing(sampled.tokens, greedy.tokens)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(*numbered)) for numbered in enumerate(beginnings)]
+    except ExceptionGroup as errors:
+        # The others were ended because one failed.
+        raise errors.exceptions[0] from None
+    return tuple(task.result() for task in tasks)
 
 
 async def judged(
@@ -199,8 +211,8 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def plain_session() -> aiohttp.ClientSession:
-    """Return a session for scoring: one kept connection for each arm."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit_per_host=2))
+    """Return a session for scoring, with as many connections to an arm as it is asked at once."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit_per_host=CONNECTIONS_MAX))
 
 
 def signs_of(base: Sequence[Writing], rung: Sequence[Writing]) -> dict[str, float]:

@@ -1,116 +1,84 @@
-"""Walks the ladder of precisions of one model on live llama.cpp arms: `trimtab quantize`.
+"""Walks the ladder of precisions of one model on live arms of its engine: `trimtab quantize`.
 
 The original runs all the time; each rung is written, read back, started beside it, scored on the same texts, measured
-in turns with it, and ended. Files of rungs that are not chosen are removed at once.
+in turns with it, and ended. Files of rungs that are not chosen are removed at once. What differs between engines is
+behind `LadderEngine`.
 """
 
 import asyncio
-import platform
-import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
-import aiohttp
 import msgspec
 
 from trimtab.core.ports import Clock, LaunchError
-from trimtab.core.revision import Model, Revision
-from trimtab.engines.gguf_tensors import Group, TensorKind
-from trimtab.engines.llamacpp import NAME
-from trimtab.quality.ladder import ORIGINAL_KV, Rung, RungResult, choose, llamacpp_ladder
+from trimtab.quality.eval_scores import eval_gate, eval_gates, floors_of, kinds_of
+from trimtab.quality.ladder import Rung, RungResult, choose
 from trimtab.quality.loss import TextScore
+from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
 from trimtab.quality.rung_results import (
     Measured,
     broken_of,
     garbage_of,
     is_garbage,
-    notes_of,
-    original_note,
+    is_harmful,
+    is_refused,
     result_of,
+    untried_of,
 )
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
-from trimtab.runtime.gguf_codec import convert
-from trimtab.runtime.launcher import LlamaCppLauncher
-from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
-from trimtab.runtime.quality_arm import ArmError, QualityArm
-from trimtab.runtime.quality_evals import (
-    answered,
-    check_schemas,
-    eval_gate,
-    eval_gates,
-    outcomes,
-)
+from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
-from trimtab.runtime.quantize_original import (
-    CONTEXT_TOKENS,
-    Original,
-    beginnings_of,
-    plan_of,
-    quantized_groups,
-    shipped_kind,
-    windows_of,
+from trimtab.runtime.quantize_checks import check_models_text
+from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress
+from trimtab.runtime.quantize_original import Original, beginnings_of, plan_of, windows_of
+from trimtab.runtime.quantize_sitting import (
+    Base,
+    Sitting,
+    begun,
+    ended,
+    fingerprint_of,
+    kept,
+    words_of,
 )
-from trimtab.runtime.quantize_sensitivity import Probes, sensitivity_of
 
-ORIGINAL: Final = "original"
-SLOTS: Final = 4
 FREE_TOKENS: Final = 64
-SPARE_BYTES: Final = 64 * 1024 * 1024
-
-Progress = Callable[[str, float], None]
-"""(what is being done, part of the whole that is done)."""
 
 
 class Quantizer:
     """One walk. `on_progress` hears what is being done."""
 
-    def __init__(self, ask: QuantizeAsk, clock: Clock, on_progress: Progress) -> None:
+    def __init__(
+        self, ask: QuantizeAsk, engine: LadderEngine, clock: Clock, on_progress: Progress
+    ) -> None:
         self._ask = ask
+        self._engine = engine
         self._clock = clock
         self._say = on_progress
+        self._sitting = Sitting(fingerprint="")
 
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
         began_s = self._clock.mono_s()
-        check_schemas(self._ask.evals)
-        source = find_model(self._ask.model)
-        header = check_model(source.path)
-        shipped = shipped_kind(header)
-        launcher = LlamaCppLauncher(clock=self._clock, start_timeout_s=self._ask.start_timeout_s)
+        await check_evals(self._ask.evals)
         try:
-            async with pair.plain_session() as session:
-                walk = _Walk(self._ask, launcher, session, self._say)
-                return await walk.run(source, shipped, began_s, self._clock)
+            return await self._walk(began_s)
         finally:
-            await launcher.close()
-            await asyncio.to_thread(_clear, self._ask.folder / "models")
+            await self._engine.close()
 
-
-class _Walk:
-    def __init__(
-        self,
-        ask: QuantizeAsk,
-        launcher: LlamaCppLauncher,
-        session: aiohttp.ClientSession,
-        say: Progress,
-    ) -> None:
-        self._ask = ask
-        self._launcher = launcher
-        self._session = session
-        self._say = say
-        self._places = launcher.place([ORIGINAL, "rung"])
-        self._folder = ask.folder / "models"
-        self._written: Path | None = None
-        """The file of the present rung, while one is kept."""
-
-    async def run(
-        self, source: Model, shipped: str | None, began_s: float, clock: Clock
-    ) -> Quantized:
-        original = await self._original(source, shipped)
+    async def _walk(self, began_s: float) -> Quantized:
+        started = await self._engine.original(self._say)
+        fingerprint = fingerprint_of(
+            self._ask,
+            engine=self._engine.version,
+            machine=self._engine.machine,
+            sha256=started.sha256,
+        )
+        self._sitting = await asyncio.to_thread(begun, self._ask, fingerprint)
+        original = await self._scored(started)
         again = await original.arm.score(original.windows[0])
         repeat = max(
             abs(a - b) for a, b in zip(again.losses, original.scores[0].losses, strict=True)
@@ -118,30 +86,22 @@ class _Walk:
         plan = plan_of(self._ask, original)
         self._ask.on_plan(plan)
         found = await self._sensitivity(original)
-        rungs = self._rungs(found, shipped)
-        results: list[RungResult] = []
-        for number, rung in enumerate(rungs):
-            self._say(
-                f"{rung.label} ({number + 1} of {len(rungs)})", 0.2 + 0.7 * number / len(rungs)
-            )
-            path = await self._file(original, source, rung, found)
-            results.append(await self._measure(original, rung, path))
-            if number + 1 == len(rungs) or rungs[number + 1].name != rung.name:
-                self._discard()
+        results = await self._climbed(original, found)
         choice = choose(results, kv_binds=self._ask.kv_binds)
         chosen = next(one for one in results if one.rung.label == choice.rung)
         confirmation = None
         if self._ask.confirm and not chosen.rung.is_original:
             self._say(f"{chosen.rung.label}, once more", 0.92)
-            confirmation = await self._confirm(original, source, chosen, found)
+            confirmation = await self._confirm(original, chosen, found)
         holds = confirmation is None or confirmation.holds
-        artifact = await self._artifact(original, chosen, source, found) if holds else None
+        artifact = await self._artifact(chosen, found) if holds else None
+        await asyncio.to_thread(ended, self._ask)
         return Quantized(
-            engine=f"{NAME}/{engine_version()}",
-            model=source.path,
-            model_sha256=source.sha256,
-            original=original.model.path,
-            original_note=original_note(shipped),
+            engine=self._engine.version,
+            model=started.source,
+            model_sha256=started.sha256,
+            original=started.path,
+            original_note=started.note,
             plan=plan,
             repeats_exactly=repeat == 0.0,
             repeat_spread=repeat,
@@ -152,120 +112,112 @@ class _Walk:
             artifact=artifact,
             lever_record=None,
             kv_binds=self._ask.kv_binds,
-            notes=notes_of(shipped, results),
-            machine=f"{platform.machine()}, {self._places[0].threads} threads an arm",
-            took_s=clock.mono_s() - began_s,
-            items=outcomes(self._ask.evals, original.right),
+            notes=(*self._engine.notes(results), *words_of(self._sitting)),
+            machine=self._engine.machine,
+            took_s=self._clock.mono_s() - began_s,
+            items=original.items,
+            floors=floors_of(original.items),
         )
 
-    async def _original(self, source: Model, shipped: str | None) -> Original:
-        """Expand a quantized file to F16, the original from here on; start it and score it once."""
-        model = source
-        if shipped is not None:
-            self._say("expanding to F16", 0.0)
-            target = self._folder / "original-f16.gguf"
-            await self._convert(
-                Path(source.path), target, dict.fromkeys(quantized_groups(source), TensorKind.F16)
-            )
-            model = find_model(str(target))
-        self._say("starting the original", 0.03)
-        url = await self._launcher.start(_revision(model, ORIGINAL_KV), self._places[0])
-        arm = QualityArm(ORIGINAL, url, self._session)
+    async def _scored(self, started: OriginalArm) -> Original:
+        """Score the original once and hear it once, unless an earlier sitting did."""
+        arm = started.arm
         windows = await windows_of(arm, self._ask.texts, self._ask.positions)
+        beginnings = beginnings_of(windows, self._ask.free_prompts)
+        base = self._sitting.base
+        if base is None:
+            base = await self._base(started, windows, beginnings)
+            await self._keep(msgspec.structs.replace(self._sitting, base=base))
+        return Original(arm, windows, base.scores, beginnings, base.writings, base.own, base.items)
+
+    async def _base(
+        self, started: OriginalArm, windows: Sequence[Window], beginnings: Sequence[Window]
+    ) -> Base:
+        arm = started.arm
         self._say("scoring the original", 0.05)
         scores = await pair.scored(arm, windows)
-        beginnings = beginnings_of(windows, self._ask.free_prompts)
+        check_models_text(started.path, started.vocabulary, scores)
         self._say("letting the original write", 0.1)
         writings = await pair.written(arm, beginnings, FREE_TOKENS, seed=1)
         own = await pair.judged(arm, beginnings, writings)
-        right = await answered(arm, self._ask.evals)
-        return Original(
-            model,
-            arm,
-            windows,
-            scores,
-            beginnings,
-            writings,
-            own,
-            right,
-        )
+        items = await answered(arm, self._ask.evals)
+        return Base(scores=scores, writings=writings, own=own, items=items)
 
     async def _sensitivity(self, original: Original) -> Sensitivity | None:
         if not self._ask.sensitivity:
             return None
-        probes = Probes(
-            source=Path(original.model.path),
-            folder=self._folder,
-            margin_nats=self._ask.margin_nats,
-            say=lambda words, part: self._say(words, 0.1 + 0.1 * part),
-        )
+        if self._sitting.sensitivity is not None:
+            return self._sitting.sensitivity
         # Half the windows: a group's damage decides an order, every rung is scored whole.
-        windows, scores = original.windows[::2], original.scores[::2]
+        found = await self._engine.sensitivity(
+            original.windows[::2],
+            original.scores[::2],
+            lambda words, part: self._say(words, 0.1 + 0.1 * part),
+        )
+        await self._keep(msgspec.structs.replace(self._sitting, sensitivity=found))
+        return found
 
-        async def score(path: Path) -> tuple[TextScore, ...]:
-            async with self._started(find_model(str(path)), ORIGINAL_KV) as arm:
-                return await pair.scored(arm, windows)
+    async def _climbed(self, original: Original, found: Sensitivity | None) -> list[RungResult]:
+        """Measure every rung, in the order of the ladder."""
+        rungs = self._rungs(found)
+        results: dict[str, RungResult] = {}
+        for number, rung in enumerate(rungs):
+            self._say(
+                f"{rung.label} ({number + 1} of {len(rungs)})", 0.2 + 0.7 * number / len(rungs)
+            )
+            result = self._sitting.results.get(rung.label)
+            if result is None:
+                before = results.get(rung.after)
+                result = await self._measure(original, rung, found, before)
+                done = {**self._sitting.results, rung.label: result}
+                await self._keep(msgspec.structs.replace(self._sitting, results=done))
+            results[rung.label] = result
+            if number + 1 == len(rungs) or rungs[number + 1].name != rung.name:
+                self._engine.discard()
+        return list(results.values())
 
-        return await sensitivity_of(probes, check_model(original.model.path), scores, score)
+    async def _keep(self, sitting: Sitting) -> None:
+        """Have it on disk, so that an interrupted walk can go on."""
+        self._sitting = sitting
+        await asyncio.to_thread(kept, self._ask, sitting)
 
-    def _rungs(self, found: Sensitivity | None, shipped: str | None) -> tuple[Rung, ...]:
-        lowered = None if found is None else found.lowered
-        every = llamacpp_ladder(lowered, kv_types=self._ask.kv_types, shipped=shipped)
+    def _rungs(self, found: Sensitivity | None) -> tuple[Rung, ...]:
+        every = self._engine.rungs(found)
         if not self._ask.only:
             return every
-        names = {rung.name for rung in every}
+        names = {rung.name for rung in every} | {rung.label for rung in every}
         if unknown := [name for name in self._ask.only if name not in names]:
             raise LaunchError(f"there is no rung {unknown[0]!r}: {', '.join(sorted(names))}")
-        return tuple(rung for rung in every if rung.is_original or rung.name in self._ask.only)
+        asked = set(self._ask.only)
+        return tuple(rung for rung in every if rung.is_original or {rung.name, rung.label} & asked)
 
-    async def _file(
-        self, original: Original, source: Model, rung: Rung, found: Sensitivity | None
-    ) -> Path:
-        """Return the rung's file, written now unless it is the original or what was given."""
-        if rung.shipped:
-            return Path(source.path)
-        if not rung.kinds:
-            return Path(original.model.path)
-        target = self._folder / f"rung-{_file_word(rung)}.gguf"
-        if self._written != target:
-            await self._convert(Path(original.model.path), target, rung.kinds, _kept(found))
-            self._written = target
-        return target
-
-    def _discard(self) -> None:
-        """Remove the file of a rung that is over."""
-        if self._written is not None:
-            self._written.unlink(missing_ok=True)
-            self._written = None
-
-    async def _convert(
+    async def _measure(
         self,
-        source: Path,
-        target: Path,
-        kinds: dict[Group, TensorKind],
-        keep: frozenset[str] = frozenset(),
-    ) -> None:
-        await asyncio.to_thread(_convert, source, target, kinds, keep)
-
-    async def _measure(self, original: Original, rung: Rung, path: Path) -> RungResult:
+        original: Original,
+        rung: Rung,
+        found: Sensitivity | None,
+        before: RungResult | None = None,
+    ) -> RungResult:
+        """Measure one rung; `before`: the rung of an earlier stage that it rests on."""
         measured = Measured(
             rung=rung,
-            header=check_model(str(path)),
-            file_bytes=_size(path),
-            kv_bytes_per_value=KV_BYTES[rung.kv_type],
+            facts=await self._engine.write(rung, found),
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
-            evals=tuple(eval_gate(kind) for kind in self._ask.evals.kinds),
+            evals=tuple(eval_gate(kind) for kind in kinds_of(original.items)),
         )
+        if before is not None and is_refused(before):
+            return untried_of(measured, before)
         try:
-            return await self._answered(original, measured, path)
+            return await self._answered(original, measured)
         except (ArmError, LaunchError) as error:
             if rung.is_original:
                 raise
             # One rung that does not start or answer is an answer about that rung, not the end of the walk.
             return broken_of(measured, str(error))
 
-    async def _answered(self, original: Original, measured: Measured, path: Path) -> RungResult:
-        async with self._started(find_model(str(path)), measured.rung.kv_type) as arm:
+    async def _answered(self, original: Original, measured: Measured) -> RungResult:
+        async with self._engine.started(measured.rung) as (arm, facts):
+            measured = msgspec.structs.replace(measured, facts=facts)
             scores: list[TextScore] = []
             for window, before in zip(original.windows, original.scores, strict=True):
                 scores.append(await arm.score(window))
@@ -274,36 +226,47 @@ class _Walk:
             gates = pair.loss_gates(
                 original.scores, scores, pair.loss_margin(self._ask.margin_nats)
             )
-            writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
-            own = await pair.judged(original.arm, original.beginnings, writings)
-            right = await answered(arm, self._ask.evals)
-            speed = await pair.speed_of(
-                original.arm.url,
-                arm.url,
-                rounds=self._ask.rounds,
-                concurrencies=self._ask.concurrencies,
-            )
-            resident = self._launcher.memory_bytes("rung")
-        return result_of(
-            msgspec.structs.replace(
-                measured,
-                quality={
-                    **gates,
-                    **pair.free_gates(original.own, own),
-                    **eval_gates(self._ask.evals, original.right, right, self._ask.eval_margin),
-                },
-                speed=speed,
-                resident_bytes=resident,
-                signs=pair.signs_of(original.writings, writings),
-                right=right,
-            )
+            heard = await self._heard(original, measured, arm, gates)
+            speed = None
+            if not measured.rung.quality_only:
+                speed = await pair.speed_of(
+                    original.arm.url,
+                    arm.url,
+                    rounds=self._ask.rounds,
+                    concurrencies=self._ask.concurrencies,
+                )
+            resident = self._engine.resident_bytes()
+        heard = msgspec.structs.replace(heard, speed=speed, resident_bytes=resident)
+        return result_of(heard)
+
+    async def _heard(
+        self,
+        original: Original,
+        measured: Measured,
+        arm: QualityArm,
+        gates: dict[str, PairedResult],
+    ) -> Measured:
+        """Let a rung write and answer evals, unless log loss has refused it for every kind of text already."""
+        if is_harmful(gates, measured.kinds):
+            return msgspec.structs.replace(measured, quality=gates)
+        writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
+        own = await pair.judged(original.arm, original.beginnings, writings)
+        items = await answered(arm, self._ask.evals)
+        return msgspec.structs.replace(
+            measured,
+            quality={
+                **gates,
+                **pair.free_gates(original.own, own),
+                **eval_gates(original.items, items, self._ask.eval_margin),
+            },
+            signs=pair.signs_of(original.writings, writings),
+            items=items,
         )
 
     async def _confirm(
-        self, original: Original, source: Model, chosen: RungResult, found: Sensitivity | None
+        self, original: Original, chosen: RungResult, found: Sensitivity | None
     ) -> Confirmation:
-        path = await self._file(original, source, chosen.rung, found)
-        result = await self._measure(original, chosen.rung, path)
+        result = await self._measure(original, chosen.rung, found)
         again = result.speed.score.interval if result.speed else None
         faster = again is not None and again.high < 1.0
         told = (result.verdict, result.kinds, result.elsewhere)
@@ -316,73 +279,9 @@ class _Walk:
         )
         return Confirmation(result=result, holds=holds, because=words)
 
-    async def _artifact(
-        self, original: Original, chosen: RungResult, source: Model, found: Sensitivity | None
-    ) -> str | None:
-        """Keep the chosen file; None where the original is the answer."""
+    async def _artifact(self, chosen: RungResult, found: Sensitivity | None) -> str | None:
+        """Keep the chosen files; None where the original is the answer."""
         if chosen.rung.is_original:
             return None
-        if not chosen.rung.kinds:
-            # KV alone is lowered: the original's own file serves.
-            return original.model.path
-        path = await self._file(original, source, chosen.rung, found)
-        target = self._ask.folder / f"{Path(source.path).stem}.{_file_word(chosen.rung)}.gguf"
-        # Beside the report, so on the same disk: the very file that was measured is moved.
-        path.replace(target)
-        self._written = None
-        return str(target)
-
-    @asynccontextmanager
-    async def _started(self, model: Model, kv_type: str) -> AsyncIterator[QualityArm]:
-        url = await self._launcher.start(_revision(model, kv_type), self._places[1])
-        try:
-            yield QualityArm("rung", url, self._session)
-        finally:
-            await self._launcher.stop("rung", grace_s=2.0)
-
-
-def _revision(model: Model, kv_type: str) -> Revision:
-    return Revision(
-        engine=NAME,
-        engine_version=engine_version(),
-        model=model,
-        kv_type=kv_type,
-        slots=SLOTS,
-        context_tokens=CONTEXT_TOKENS,
-    )
-
-
-def _file_word(rung: Rung) -> str:
-    return rung.name.replace(" ", "-").replace(",", "")
-
-
-def _kept(found: Sensitivity | None) -> frozenset[str]:
-    return frozenset() if found is None else found.kept_tensors
-
-
-def _convert(
-    source: Path, target: Path, kinds: dict[Group, TensorKind], keep: frozenset[str]
-) -> None:
-    free, need = shutil.disk_usage(_existing(target.parent)).free, SPARE_BYTES + _size(source)
-    if free < need:
-        raise LaunchError(
-            f"{target.parent} has {free >> 20:,} MiB free and {need >> 20:,} are needed for a copy of {source}: "
-            "choose another folder (--report)"
-        )
-    convert(source, target, kinds, keep=keep)
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a walk wrote on its way, also if it was ended in the middle; the expansion stays."""
-    for path in (*folder.glob("rung-*.gguf"), *folder.glob("probe-*.gguf")):
-        path.unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder
+        await self._engine.write(chosen.rung, found)
+        return await self._engine.keep(chosen.rung)

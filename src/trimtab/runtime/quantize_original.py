@@ -9,6 +9,7 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
 from trimtab.engines.gguf import GGUFHeader
 from trimtab.engines.gguf_tensors import KIND_NAMES, LINEAR, NUMBERS, Group, TensorKind, place_of
+from trimtab.quality.eval_scores import EvalOutcome
 from trimtab.quality.loss import BLOCK_TOKENS, TextScore, blocks_of, cuts_of
 from trimtab.quality.paired import family_level, spread_told
 from trimtab.quality.quantized import Plan
@@ -30,14 +31,13 @@ LOSSLESS: Final = frozenset({"f32", "f16", "bf16"})
 class Original(NamedTuple):
     """What every rung is compared with. `own`: what it wrote, scored by itself."""
 
-    model: Model
     arm: QualityArm
     windows: tuple[Window, ...]
     scores: tuple[TextScore, ...]
     beginnings: tuple[Window, ...]
     writings: tuple[Writing, ...]
     own: tuple[TextScore, ...]
-    right: tuple[bool, ...]
+    items: tuple[EvalOutcome, ...]
 
 
 def shipped_kind(header: GGUFHeader) -> str | None:
@@ -128,6 +128,8 @@ def plan_of(ask: QuantizeAsk, original: Original) -> Plan:
         free_prompts=len(original.beginnings),
         eval_items=len(ask.evals.items),
         eval_items_total=ask.evals.total,
+        eval_runs=max((ask.evals.runs_of(item) for item in ask.evals.items), default=1),
+        harness=ask.evals.harness.tasks,
         rounds=ask.rounds,
         concurrencies=ask.concurrencies,
     )

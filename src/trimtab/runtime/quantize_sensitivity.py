@@ -2,7 +2,7 @@
 
 import asyncio
 import mmap
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from trimtab.engines.gguf import GGUFHeader, Tensor, read_header
-from trimtab.engines.gguf_rewrite import decoded
-from trimtab.engines.gguf_tensors import LINEAR, Group, TensorKind, place_of
+from trimtab.engines.gguf_rewrite import Floats, decoded
+from trimtab.engines.gguf_tensors import LINEAR, Group, TensorKind, TensorPlace, place_of
 from trimtab.quality.loss import TextScore, blocks_of
 from trimtab.quality.paired import compare, family_level
 from trimtab.quality.sensitivity import (
@@ -26,6 +26,7 @@ from trimtab.runtime.gguf_codec import GGUFCodec, convert
 from trimtab.runtime.quality_pair import loss_margin
 
 PROBE: Final = TensorKind.Q4_0
+PROBED: Final = (*LINEAR, Group.EMBEDDING, Group.HEAD)
 PROBE_BUDGET: Final = 5.0
 """Four bits cost more than any rung that would be taken: groups share so many times the margin in this order."""
 
@@ -47,28 +48,56 @@ async def sensitivity_of(
 ) -> Sensitivity:
     """Lower each group alone, score it, and decide; probes are removed as soon as they are scored."""
     present = {place_of(tensor.name).group for tensor in header.table}
-    groups = [group for group in (*LINEAR, Group.EMBEDDING, Group.HEAD) if group in present]
-    shares = shares_of(_values(header, groups))
-    before = [block.loss for block in blocks_of(base)]
-    level = family_level(len(groups))
-    margin = loss_margin(probes.margin_nats)
-    damages: list[GroupDamage] = []
-    for number, group in enumerate(groups):
-        probes.say(f"lowering {group.value} alone", number / len(groups))
+    groups = [group for group in PROBED if group in present]
+
+    async def lowered(group: Group) -> tuple[TextScore, ...]:
         path = probes.folder / f"probe-{group.value}.gguf"
         try:
             await asyncio.to_thread(convert, probes.source, path, {group: PROBE})
-            after = [block.loss for block in blocks_of(await score(path))]
+            return await score(path)
         finally:
             path.unlink(missing_ok=True)
-        result = compare(before, after, margin, level=level)
-        damages.append(GroupDamage(group=group, share=shares[group], result=result))
-    probes.say("looking for outliers", 1.0)
-    spreads = await asyncio.to_thread(spreads_of, probes.source)
-    return Sensitivity(
-        groups=choose_groups(damages, margin=PROBE_BUDGET * probes.margin_nats),
-        outliers=heavy_tensors(spreads),
+
+    return await probed(
+        _values(header, groups),
+        base,
+        lowered,
+        lambda: spreads_of(probes.source),
         probe=PROBE.value,
+        margin_nats=probes.margin_nats,
+        say=probes.say,
+    )
+
+
+async def probed(
+    values: Mapping[Group, int],
+    base: Sequence[TextScore],
+    lowered: Callable[[Group], Awaitable[tuple[TextScore, ...]]],
+    spreads: Callable[[], tuple[TensorSpread, ...]],
+    *,
+    probe: str,
+    margin_nats: float,
+    say: Callable[[str, float], None],
+) -> Sensitivity:
+    """Compare each group, lowered alone, with the original, and decide.
+
+    `values`: how many weights each group has; `lowered`: scores the texts of `base` with one group lowered; `spreads`
+    is called in a thread.
+    """
+    shares = shares_of(values)
+    before = [block.loss for block in blocks_of(base)]
+    level = family_level(len(values))
+    damages: list[GroupDamage] = []
+    for number, group in enumerate(values):
+        say(f"lowering {group.value} alone", number / len(values))
+        after = [block.loss for block in blocks_of(await lowered(group))]
+        result = compare(before, after, loss_margin(margin_nats), level=level)
+        damages.append(GroupDamage(group=group, share=shares[group], result=result))
+    say("looking for outliers", 1.0)
+    return Sensitivity(
+        groups=choose_groups(damages, margin=PROBE_BUDGET * margin_nats),
+        outliers=heavy_tensors(await asyncio.to_thread(spreads)),
+        probe=probe,
     )
 
 
@@ -87,12 +116,16 @@ def spreads_of(source: Path) -> tuple[TensorSpread, ...]:
 
 def _spread(tensor: Tensor, view: memoryview, codec: GGUFCodec) -> TensorSpread:
     raw = bytes(view[tensor.start : tensor.start + tensor.size])
-    values = decoded(tensor, raw, codec).ravel().astype(np.float64)
+    return spread_of(tensor.name, place_of(tensor.name), decoded(tensor, raw, codec))
+
+
+def spread_of(name: str, place: TensorPlace, weights: Floats) -> TensorSpread:
+    """Say how the values of one tensor spread."""
+    values = weights.ravel().astype(np.float64)
     square = values * values
     power = float(square.mean()) or 1.0
-    place = place_of(tensor.name)
     return TensorSpread(
-        name=tensor.name,
+        name=name,
         group=place.group,
         layer=place.layer,
         values=values.size,

@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from trimtab.core.events import RequestServed
 from trimtab.core.handover import PrefillScore
 from trimtab.core.ports import EngineReport, RequestFacts, StreamEvent
 from trimtab.core.record import Drafting, Phases, RequestRecord, Segment, Tokens
+from trimtab.core.tenants import Priority
 from trimtab.core.types import Constraint, ErrorClass
 from trimtab.policies.estimates import model_name
 from trimtab.policies.router import Routed, explained
 from trimtab.runtime.guard import Caller
 from trimtab.runtime.handover_passage import Passage
+from trimtab.runtime.record_parts import NO_FACTS, NO_PROMPT, Prompt, routing_of
 from trimtab.runtime.secret import Secret
 from trimtab.workloads.base import looks_looping
 
@@ -27,16 +30,6 @@ OUTPUT_CHARS_KEPT_MAX: Final = 64 * 1024
 STATUS_CLIENT_ABORT: Final = 499
 WANTS_JSON: Final = frozenset({Constraint.JSON_OBJECT, Constraint.JSON_SCHEMA})
 _NOTHING: Final = EngineReport()
-
-
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """What was worked out of a prompt: nothing of its text."""
-
-    session: str
-    label: str | None
-    repetition: float | None
-    hash: str
-    size: int
 
 
 class Measurement:
@@ -154,42 +147,68 @@ class Measurement:
         hardware: str,
         topology: str,
     ) -> RequestRecord:
-        """Make the record of a request that has ended, at its end mark or else now; forgets the output's text."""
+        """Make the record of a request that has ended, at its end mark or else now; forgets the output's text.
+
+        Its two times are told by the clock that never jumps, so that they and the duration agree.
+        """
         ended_s = mono_s if self._done_s is None else self._done_s
         e2e_ms = (ended_s - self._arrived_s) * 1000.0
         text, self._text = "".join(self._text), []
-        ttft_ms = None if self.first_s is None else (self.first_s - self._arrived_s) * 1000.0
+        prompt, caller, ttft_ms = self.prompt or NO_PROMPT, self.caller, self._ttft_ms
+        facts = self.facts if self.facts and self.prompt else NO_FACTS
         record = RequestRecord(
             request_id=self.request_id,
             arrived_at_s=self._arrived_at_s,
-            # by the clock that never jumps, so that the two times and the duration agree
             finished_at_s=self._arrived_at_s + e2e_ms / 1000.0,
             endpoint=self.endpoint,
             stream=self._is_stream,
-            e2e_ms=e2e_ms,
+            prefill_replica=self._handed.source.id if self._handed else None,
+            session=prompt.session or None,
+            label=prompt.label,
+            repetition=prompt.repetition,
+            phases=self._phases(ttft_ms, e2e_ms),
             ttft_ms=ttft_ms if self._is_stream else None,
             tpot_ms=self._tpot_ms(ttft_ms, e2e_ms),
-            phases=self._phases(ttft_ms, e2e_ms),
+            e2e_ms=e2e_ms,
             chunk_gap_ms_max=None if self._gap_s_max is None else self._gap_s_max * 1000.0,
             chunk_gap_ms_mean=self._gap_ms_mean(),
             second_gap_ms=self._second_gap_ms(),
             chunks=self._chunks,
             tokens=self._tokens(),
             drafting=self._drafting(),
+            temperature=facts.temperature,
+            constraint=facts.constraint,
+            max_tokens=facts.max_tokens,
             status=self.status,
             error=self.error,
             client_aborted=self.client_aborted,
             finish_reason=self.report.finish_reason or self._finish_reason,
             looping=looks_looping(text) if text else None,
+            tenant=caller.tenant if caller else None,
+            priority=caller.priority if caller else Priority.NORMAL,
+            retries=self.retries,
+            salt_ignored=self.salt_ignored,
+            model=model_name(facts),
+            marks=self.marks,
+            prompt_hash=prompt.hash or None,
             output_hash=self._output_hash.hexdigest() if self._output_hash else None,
             segments=segments,
             stage=self.stage,
             hardware=hardware,
             topology=topology,
+            **routing_of(self.routed),
         )
-        record = self._with_caller(self._with_routing(self._with_request(record)))
-        record = msgspec.structs.replace(record, output_valid=self._is_valid(record, text))
-        return msgspec.structs.replace(record, unknown=self._unknown(record))
+        return self._judged(record, text)
+
+    def _judged(self, record: RequestRecord, text: str) -> RequestRecord:
+        """Write into a new record what is told from the rest of it; a copy would cost as much as the record itself."""
+        force_setattr(record, "output_valid", self._is_valid(record, text))
+        force_setattr(record, "unknown", self._unknown(record))
+        return record
+
+    @property
+    def _ttft_ms(self) -> float | None:
+        return None if self.first_s is None else (self.first_s - self._arrived_s) * 1000.0
 
     def _is_valid(self, record: RequestRecord, text: str) -> bool | None:
         """Say whether an answer that was to be JSON is, None where it was not, was cut off or has several choices."""
@@ -205,53 +224,6 @@ class Measurement:
     @property
     def _is_stream(self) -> bool:
         return self.facts is not None and self.facts.stream
-
-    def _with_caller(self, record: RequestRecord) -> RequestRecord:
-        if self.caller is None:
-            return record
-        return msgspec.structs.replace(
-            record,
-            tenant=self.caller.tenant,
-            priority=self.caller.priority,
-            salt_ignored=self.salt_ignored,
-            retries=self.retries,
-        )
-
-    def _with_request(self, record: RequestRecord) -> RequestRecord:
-        facts, prompt = self.facts, self.prompt
-        if facts is None or prompt is None:
-            return record
-        return msgspec.structs.replace(
-            record,
-            session=prompt.session,
-            label=prompt.label,
-            repetition=prompt.repetition,
-            prompt_hash=prompt.hash,
-            temperature=facts.temperature,
-            constraint=facts.constraint,
-            max_tokens=facts.max_tokens,
-            model=model_name(facts),
-            marks=self.marks,
-        )
-
-    def _with_routing(self, record: RequestRecord) -> RequestRecord:
-        routed = self.routed
-        if routed is None:
-            return record
-        replica, admission, exposure = routed.replica, routed.admission, routed.exposure
-        return msgspec.structs.replace(
-            record,
-            arm=exposure.arm,
-            lever=exposure.lever,
-            slice=exposure.slice,
-            block=exposure.block,
-            policy=routed.decision.policy,
-            replica=replica.id if replica else None,
-            prefill_replica=self._handed.source.id if self._handed else None,
-            revision=replica.revision if replica else None,
-            batch_at_admission=admission.batch if admission else None,
-            concurrency_at_admission=admission.concurrency if admission else None,
-        )
 
     @property
     def _handed(self) -> Passage | None:

@@ -48,6 +48,7 @@ class StreamPump:
         are held back too until one has some of the answer; an error before that is raised and neither sent nor counted.
         """
         self._exchange = exchange
+        self._pass_chunks = exchange.pass_chunks
         self._seen = seen
         self._engine = engine
         self._load = load
@@ -61,14 +62,53 @@ class StreamPump:
         self._kept: list[bytes] = []
         self._kept_at: list[float] = []
         self._text = StreamText()
+        self._is_plain = False
         self.too_large: SSETooLargeError | None = None
         """Set when an event was over its limit; nothing is taken any more."""
 
+    def take_chunks(self, chunks: bytes) -> bool:
+        """Take in what came if it is whole HTTP chunks of one event each that differ in their text alone.
+
+        By far the most frequent case: they go on as they are. False: nothing was taken, `take` it.
+        """
+        if not self._is_plain:
+            return False
+        inside = self._text.chunk(chunks)
+        if not inside:
+            return self._take_many(chunks)
+        self._pass_chunks(chunks)
+        self._kept.append(inside)
+        self._kept_at.append(self._mono_s())
+        if len(self._kept) >= KEPT_MAX or len(inside) > KEPT_BYTES_MAX:
+            self.digest()
+        return True
+
+    def _take_many(self, chunks: bytes) -> bool:
+        """Do the same for several chunks, or for one of a size that was not seen before."""
+        if len(chunks) > self._event_bytes_max:
+            return False
+        insides = self._text.insides(chunks)
+        if insides is None:
+            return False
+        self._pass_chunks(chunks)
+        at_s = self._mono_s()
+        for inside in insides:
+            if inside:
+                self._kept.append(inside)
+                self._kept_at.append(at_s)
+        if len(self._kept) >= KEPT_MAX or len(chunks) > KEPT_BYTES_MAX:
+            self.digest()
+        return True
+
     def take(self, data: bytes, framed: bytes | None) -> None:
         """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
+        self._take(data, framed)
+        self._is_plain = self.is_between and self._exchange.is_chunked
+
+    def _take(self, data: bytes, framed: bytes | None) -> None:
         inside = self._text.inside(data) if self._parser.is_between else None
         if inside is not None and len(data) <= self._event_bytes_max:
-            # By far the most frequent case. There was text before, so the head is sent.
+            # There was text before, so the head is sent.
             self._exchange.write(data, framed)
             self._keep(inside)
             return

@@ -48,10 +48,22 @@ class Off(msgspec.Struct, frozen=True, kw_only=True):
     without: tuple[Cut, ...] = ()
 
 
+class Narrowed(msgspec.Struct, frozen=True, kw_only=True):
+    """What triggers took from an adopted lever that is on: a cut, or part of its affinity.
+
+    `by`: those triggers; `cuts`: those it was adopted for; `without`: those that it never gets.
+    """
+
+    by: frozenset[str]
+    cuts: tuple[Cut, ...]
+    without: tuple[Cut, ...] = ()
+
+
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """How to start: the plan, the revision of each replica, and the moves to record first.
 
-    `proving`: at most one lever, whose slice is exposed once the fleet serves; `due`: those to verify again.
+    `proving`: at most one lever, whose slice is exposed once the fleet serves; `due`: those to verify again;
+    `narrowed`: adopted levers that triggers hold back in part.
     """
 
     plan: TrafficPlan
@@ -63,6 +75,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     frozen_because: str | None = None
     due: tuple[str, ...] = ()
     scores: dict[str, tuple[Scores, ...]] = {}
+    narrowed: dict[str, Narrowed] = {}
 
 
 def remembered(state: State, configured: int) -> tuple[str, ...]:
@@ -138,6 +151,7 @@ def resume(
         frozen_because=state.frozen_because if state.frozen else None,
         due=tuple(name for name in stays if state.levers[name].verification is not None),
         scores={name: lever.scores for name, lever in state.levers.items() if lever.scores},
+        narrowed=_narrowed(state, stays),
     )
 
 
@@ -199,13 +213,33 @@ def _why_not_proven(
     return None
 
 
+def _narrowed(state: State, adopted: dict[str, LeverRecord]) -> dict[str, Narrowed]:
+    found = {}
+    for name, record in adopted.items():
+        lever = state.levers[name]
+        by = {trigger.spec.name for trigger in lever.triggers.values() if trigger.fired}
+        if by:
+            found[name] = Narrowed(
+                by=frozenset(by), cuts=_kept(lever), without=_never(record, lever)
+            )
+    return found
+
+
+def _kept(lever: LeverStatus) -> tuple[Cut, ...]:
+    return tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC)
+
+
+def _never(record: LeverRecord, lever: LeverStatus) -> tuple[Cut, ...]:
+    return (*record.without, *(parse_cut(text) for text in lever.refused))
+
+
 def _disabled(state: State) -> tuple[Off, ...]:
     return tuple(
         Off(
             record=lever.record,
             by=_held_by(lever),
-            cuts=tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC),
-            without=(*lever.record.without, *(parse_cut(text) for text in lever.refused)),
+            cuts=_kept(lever),
+            without=_never(lever.record, lever),
         )
         for lever in state.levers.values()
         if lever.state is RolloutState.DISABLED and lever.record is not None

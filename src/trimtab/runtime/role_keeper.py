@@ -1,21 +1,22 @@
 """Roles of a live fleet: looks once a tick, decides with the policy that the simulator drives, and changes one replica.
 
 Seen are requests when they end: TTFT, TPOT, whether the prompt was long and where it was computed. What KV is in use
-is told by slots: an embedded replica's slots are its KV, and it never preempts. A change drains the replica, waits for
-its hand-overs, then flips its role by routing; it restarts only where its role has a revision of its own.
+is told by slots: an embedded replica's slots are its KV, and it never preempts; servers of others tell both themselves,
+and where one does not, nothing moves. A change drains the replica, waits for its hand-overs, then flips its role by
+routing; it restarts only where its role has a revision of its own, and a server of others never does.
 While a lever is being proven, or holds replicas, roles and the mark from which prompts travel stay: the comparison
 would change under it.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from trimtab.core.config_roles import RolesConfig, RolesMode
 from trimtab.core.cost import CostModel
-from trimtab.core.decision import FleetView
+from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.events import RolesDecided
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
@@ -25,7 +26,7 @@ from trimtab.core.traffic import TrafficPlan, holder_of
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.role_watch import RoleSides, RoleTargets, RoleWatch, chosen
 from trimtab.policies.roles import RoleRules, RolesState, control
-from trimtab.runtime.fleet import Fleet
+from trimtab.runtime.fleet import ReplicaInfo
 
 REASONS_EVERY_S: Final = 60.0
 """How often another reason to hold is written down, so that one that flickers does not fill the ledger."""
@@ -44,13 +45,54 @@ class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, Role]
 
 
+class RoleFleet(Protocol):
+    """What takes roles: replicas of ours, or attached servers."""
+
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica's id."""
+        ...
+
+    def info(self, replica: str) -> ReplicaInfo:
+        """One replica as it is now; raises KeyError."""
+        ...
+
+    def infos(self) -> tuple[ReplicaInfo, ...]:
+        """All replicas as they are now."""
+        ...
+
+    async def take_role(
+        self,
+        replica: str,
+        role: Role,
+        revision: Revision,
+        *,
+        drain_timeout_s: float,
+        cause_id: str | None = None,
+    ) -> None:
+        """Drain a replica and give it another role; raises `LaunchError`, and it serves on as before."""
+        ...
+
+
+class Pressure(msgspec.Struct, frozen=True, kw_only=True):
+    """How full replicas that decode are: mean share of their KV in use, preemptions since the last look; or unknown."""
+
+    kv_used_share: float | None
+    preemptions: int | None
+
+
+def slots_pressure(decode: Sequence[ReplicaView]) -> Pressure:
+    """Tell by slots, which are an embedded replica's KV; it never preempts."""
+    used = [min(1.0, one.in_flight / one.slots) for one in decode if one.slots > 0]
+    return Pressure(kv_used_share=sum(used) / len(used) if used else None, preemptions=0)
+
+
 class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """What roles need of their system. `chunk_tokens`: above which a prompt is long; `cause`: of what is decided.
 
-    `threshold`: told by how much the mark from which prompts travel is raised.
+    `threshold`: told by how much the mark from which prompts travel is raised; `pressure`: asked once a tick.
     """
 
-    fleet: Fleet
+    fleet: RoleFleet
     view: Callable[[], FleetView]
     plan: Callable[[], TrafficPlan]
     cost: Callable[[], CostModel]
@@ -60,6 +102,7 @@ class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     threshold: Callable[[float], None]
     cause: Callable[[], str | None]
+    pressure: Callable[[Sequence[ReplicaView]], Pressure] = slots_pressure
 
 
 class RoleKeeper:
@@ -161,13 +204,13 @@ class RoleKeeper:
         view = self._parts.view()
         ready = [one for one in view.replicas if one.state is ReplicaState.READY]
         decode = [one for one in ready if one.role is not Role.PREFILL]
-        used = [min(1.0, one.in_flight / one.slots) for one in decode if one.slots > 0]
+        pressure = self._parts.pressure(decode)
         return RoleSides(
             prefill=tuple(one.id for one in ready if one.role is Role.PREFILL),
             decode=tuple(one.id for one in decode),
             moving=int(self._lock.locked()),
-            kv_used_share=sum(used) / len(used) if used else None,
-            preemptions=0,
+            kv_used_share=pressure.kv_used_share,
+            preemptions=pressure.preemptions,
         )
 
     def _say(self, event: RolesDecided, made: RolesDecision, now_s: float) -> None:

@@ -71,7 +71,7 @@ async def serve(
         control = Control(system, lambda: advisors[0].standing())
         advisors.append(Advisor(system, control, cost, say))
         _watch_adopted(control, found, system.started_event or "")
-        _go_on(control, found, system.started_event or "")
+        _go_on(control, found, Path(config.ledger.path), system.started_event or "")
         await control.start()
         operators.append(Operator(control, system))
         advising = asyncio.create_task(advisors[0].run())
@@ -162,6 +162,16 @@ def _state(path: Path) -> State:
 
 def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
     for record in found.adopted:
+        if (narrowed := found.narrowed.get(record.name)) is not None:
+            control.triggers.adopt(
+                record,
+                routing_policy_of(record),
+                narrowed.cuts,
+                cause_id,
+                without=narrowed.without,
+                narrowed_by=narrowed.by,
+            )
+            continue
         preferred = [each.cuts for each in found.plan.preferences if each.lever == record.name]
         cuts: tuple[Cut, ...] = preferred[0] if preferred else ()
         control.triggers.adopt(record, routing_policy_of(record), cuts, cause_id)
@@ -173,10 +183,12 @@ def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
         )
 
 
-def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
+def _go_on(control: Control, found: Resumed, ledger: Path, cause_id: str) -> None:
     """Follow the lever that was being proven, and stay frozen if somebody froze promotions."""
     proving = found.proving
     if proving is not None:
+        with SqliteReader(ledger) as reader:
+            met = reader.met(proving.record.name)
         control.controller.go_on(
             proving.record,
             routing_policy_of(proving.record),
@@ -184,6 +196,7 @@ def _go_on(control: Control, found: Resumed, cause_id: str) -> None:
             share=proving.share,
             cause_id=proving.proposal_id,
             out=proving.out,
+            met=met,
         )
     if found.frozen_because is not None:
         control.controller.frozen = True

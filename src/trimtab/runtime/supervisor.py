@@ -94,8 +94,7 @@ class System(Recent):
             raise
         self._states: dict[str, ReplicaState] = {}
         self.listen(self.hand_overs.learn)
-        if self.roles is not None:
-            self.listen(self.roles.on_record)
+        self.listen(self.roles.on_record)
         self._tasks: list[asyncio.Task[None]] = []
         self._cost = START_COST
         self.port = 0
@@ -254,8 +253,7 @@ class System(Recent):
         ]
         if isinstance(self.probes, Probes):
             self._tasks.append(asyncio.create_task(self.probes.run()))
-        if self.roles is not None:
-            self._tasks.append(asyncio.create_task(self.roles.run()))
+        self._tasks.append(asyncio.create_task(self.roles.run()))
 
     async def stop(self, reason: str) -> None:
         """Drain, stop the gateway and the replicas, close the ledger. No process is left behind."""
@@ -307,8 +305,7 @@ class System(Recent):
         self.telemetry.reopen()
         if isinstance(self.probes, Probes):
             self.probes.every_s = config.fleet.probe_every_s
-        if self.roles is not None:
-            self.roles.use_config(config.roles)
+        self.roles.use_config(config.roles)
         self.use_cost(self._cost)
 
     def in_flight(self, replica: str) -> int:

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trimtab.core.config import Config
 from trimtab.core.cost import CostModel
+from trimtab.core.decision import ReplicaView
 from trimtab.core.ports import Clock, LedgerSink
 from trimtab.core.revision import Revision
+from trimtab.core.served import Counter
 from trimtab.core.types import Role
 from trimtab.policies.router import Router
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.fleet import Fleet
-from trimtab.runtime.role_keeper import RoleKeeper, RoleParts
+from trimtab.runtime.role_keeper import Pressure, RoleKeeper, RoleParts, slots_pressure
 
 
 def build_roles(
@@ -24,10 +26,9 @@ def build_roles(
     cost: Callable[[], CostModel],
     threshold: Callable[[float], None],
     cause: Callable[[], str | None],
-) -> RoleKeeper | None:
-    """Return who keeps the roles; None for servers of others, whose roles the configuration tells."""
-    if not isinstance(fleet, Fleet):
-        return None
+) -> RoleKeeper:
+    """Return who keeps the roles. Those of attached servers begin as the configuration tells."""
+    pressure = slots_pressure if isinstance(fleet, Fleet) else ToldPressure(fleet)
     parts = RoleParts(
         fleet=fleet,
         view=lambda: router.load.view(clock.mono_s()),
@@ -39,8 +40,37 @@ def build_roles(
         chunk_tokens=config.engine.chunk_tokens,
         threshold=threshold,
         cause=cause,
+        pressure=pressure,
     )
     return RoleKeeper(config.roles, parts)
+
+
+class ToldPressure:
+    """What attached servers tell of their KV and preemptions; where one does not tell, neither is known."""
+
+    def __init__(self, fleet: AttachedFleet) -> None:
+        self._fleet = fleet
+        self._preempted: dict[str, float] = {}
+
+    def __call__(self, decode: Sequence[ReplicaView]) -> Pressure:
+        """Return their mean share of KV in use, and how many requests they preempted since the last look."""
+        shares = [one.kv_used_share for one in decode]
+        known = [share for share in shares if share is not None]
+        grown = [self._grown(one.id) for one in decode]
+        told = [each for each in grown if each is not None]
+        return Pressure(
+            kv_used_share=sum(known) / len(known) if known and len(known) == len(shares) else None,
+            preemptions=round(sum(told)) if len(told) == len(grown) else None,
+        )
+
+    def _grown(self, replica: str) -> float | None:
+        sample = self._fleet.sample(replica)
+        now = None if sample is None else sample.counter_sum(Counter.PREEMPTIONS)
+        if now is None:
+            return None
+        before = self._preempted.get(replica, now)
+        self._preempted[replica] = now
+        return max(0.0, now - before)
 
 
 def first_roles(config: Config, names: Sequence[str], least: int = 0) -> dict[str, Role]:
@@ -58,7 +88,7 @@ def first_roles(config: Config, names: Sequence[str], least: int = 0) -> dict[st
 async def start_fleet(
     config: Config,
     fleet: Fleet,
-    keeper: RoleKeeper | None,
+    keeper: RoleKeeper,
     revisions: Mapping[str, Revision],
     least: int,
     cause_id: str | None,
@@ -66,9 +96,7 @@ async def start_fleet(
     """Start replicas in their roles; those that prefill may have a revision of their own. Raises `LaunchError`."""
     roles = first_roles(config, tuple(revisions), least)
     started = {
-        name: keeper.revision_for(Role.PREFILL)
-        if keeper is not None and roles.get(name) is Role.PREFILL
-        else revision
+        name: keeper.revision_for(Role.PREFILL) if roles.get(name) is Role.PREFILL else revision
         for name, revision in revisions.items()
     }
     await fleet.start(started, roles=roles, cause_id=cause_id)

@@ -7,7 +7,6 @@ next tick is not late. While a lever is on its way out or back its triggers rest
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import assert_never
 
 import msgspec
 
@@ -30,17 +29,21 @@ from trimtab.runtime.adopted import (
     Adopted,
     Said,
     action_undone,
+    by_temperature,
+    give_back,
     harm_since,
+    hold_back,
     hold_off,
     note_action,
-    own_cut,
     rested,
+    watches_of,
 )
 
 WINDOW_S = 10.0
 """Signals are computed over the last ten seconds."""
 
 VIEWS_MAX = 600
+LOWER = TriggerAction.LOWER_AFFINITY
 EXPIRED_BECAUSE = "the record expired: it must prove itself again"
 
 
@@ -89,28 +92,30 @@ class TriggerShell:
         *,
         off_by: frozenset[str] = frozenset(),
         without: tuple[Cut, ...] | None = None,
+        narrowed_by: frozenset[str] = frozenset(),
     ) -> None:
         """Watch a lever from now on; its baseline is what was measured without it.
 
-        `off_by`: the triggers (or `PERSON`) that hold it off already, as a restart finds it. `without`: the cuts that
-        it never gets; None: those of the plan in force.
+        `off_by`: the triggers (or `PERSON`) that hold it off already, as a restart finds it; `narrowed_by`: those that
+        hold off a cut, or some affinity. `without`: the cuts that it never gets; None: those of the plan in force.
         """
         plain = [
             r for r in self._records() if r.ok and r.arm is Arm.BASELINE and not r.drafting.drafted
         ]
-        self.adopted[record.name] = Adopted(
+        fired = off_by | narrowed_by
+        lever = self.adopted[record.name] = Adopted(
             record=record,
             policy=policy,
             cuts=cuts,
             cause_id=cause_id,
-            watches=[
-                TriggerWatch(spec=spec, is_off=spec.name in off_by, moved_at_s=self._clock.mono_s())
-                for spec in record.triggers
-            ],
+            watches=watches_of(record, fired, self._clock.mono_s()),
             baseline_tpot_ms=tpot_by_batch(plain),
             off_by=set(off_by),
             without=left_out(self._actuator.plan, record) if without is None else without,
         )
+        for spec in record.triggers:
+            if spec.name in narrowed_by:
+                self._act(lever, spec)
 
     def saw(self, view: FleetView) -> None:
         """Take in how the fleet looks, timed by the wall clock as records are."""
@@ -178,7 +183,7 @@ class TriggerShell:
         Raises `KeyError` for a lever that is not adopted; a replica that does not follow is recorded, since by
         routing the lever is off.
         """
-        lever = self.adopted.pop(name)
+        lever = self.let_be(name)
         before = RolloutState.DISABLED if lever.is_off else RolloutState.ADOPTED
         cause = self._record_move(lever, before, to, reason, cause_id=lever.cause_id)
         await self._actuate(lever, to, cause)
@@ -193,6 +198,7 @@ class TriggerShell:
         by_person = PERSON in lever.off_by
         lever.off_by = set() if on else {*lever.off_by, PERSON}
         if on:
+            self._give_affinity_back(lever)
             lever.watches = [TriggerWatch(spec=spec) for spec in lever.record.triggers]
         off = RolloutState.DISABLED
         if was_off and not on and not by_person:
@@ -204,6 +210,17 @@ class TriggerShell:
         before, to = moves[::-1] if on else moves
         cause = self._record_move(lever, before, to, reason, cause_id=lever.cause_id)
         await self._actuate(lever, to, cause)
+
+    def let_be(self, name: str) -> Adopted:
+        """Watch a lever no more, and return it; raises `KeyError` for one that is not adopted."""
+        lever = self.adopted.pop(name)
+        self._give_affinity_back(lever)
+        return lever
+
+    def _give_affinity_back(self, lever: Adopted) -> None:
+        """What its triggers took of affinity goes with them."""
+        if any(one.is_off and one.spec.action is LOWER for one in lever.watches):
+            self._lower_affinity(False)
 
     def take_off_cut(self, name: str, cut: Cut, reason: str) -> None:
         """Leave an adopted lever all but one cut; raises `KeyError`, and `ControlError` where that cannot be."""
@@ -291,6 +308,7 @@ class TriggerShell:
             cut=state.spec.cut,
             revision=None if lever.record.revision is None else lever.record.revision.id,
             scores=self._scores(lever.record),
+            by_temperature=by_temperature(lever.record, state.spec),
         )
         window = Window(now_wall_s - WINDOW_S, now_wall_s)
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
@@ -302,35 +320,24 @@ class TriggerShell:
             f"{spec.action.value}: {action.reason}" if action.fired else f"let go: {action.reason}"
         )
         said = self._tell(lever, spec, action, what)
-        if not action.fired:
+        if action.fired:
+            self._act(lever, spec)
+        else:
             self._let_go(lever, spec)
-            return said
-        match spec.action:
-            case TriggerAction.DISTRUST_INDEX:
-                self._distrust()
-            case TriggerAction.LOWER_AFFINITY:
-                self._lower_affinity(True)
-            case TriggerAction.DISABLE_CUT:
-                lever.cuts_off = lever.cuts_off | own_cut(lever, spec)
-            case TriggerAction.DISABLE:
-                lever.off_by.add(spec.name)
-            case _:
-                assert_never(spec.action)
         return said
 
+    def _act(self, lever: Adopted, spec: TriggerSpec) -> None:
+        hold_back(lever, spec)
+        if spec.action is TriggerAction.DISTRUST_INDEX:
+            self._distrust()
+        elif spec.action is LOWER:
+            self._lower_affinity(True)
+
     def _let_go(self, lever: Adopted, spec: TriggerSpec) -> None:
-        """Note that a trigger does not hold the lever, or its cut, any more."""
-        match spec.action:
-            case TriggerAction.DISTRUST_INDEX:
-                return
-            case TriggerAction.LOWER_AFFINITY:
-                self._lower_affinity(False)
-            case TriggerAction.DISABLE_CUT:
-                lever.cuts_off = lever.cuts_off - own_cut(lever, spec)
-            case TriggerAction.DISABLE:
-                lever.off_by.discard(spec.name)
-            case _:
-                assert_never(spec.action)
+        """Note that a trigger does not hold the lever, its cut or affinity any more."""
+        give_back(lever, spec)
+        if spec.action is LOWER:
+            self._lower_affinity(False)
 
     def _tell(self, lever: Adopted, spec: TriggerSpec, action: Action, what: str) -> Said:
         event = TriggerMoved(

@@ -19,6 +19,7 @@ import msgspec
 from trimtab.core.config import GatewayConfig
 from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.upstream_connection import (
+    Lane,
     Sink,
     UpstreamBrokenError,
     UpstreamConnectError,
@@ -83,6 +84,7 @@ class UpstreamResponse:
         """Hears that the client has taken nothing for the longest silence."""
         self._got_body = False
         self._sink: Sink = lambda *_: None
+        self._lane: Lane | None = None
         self.status = connection.status
         self.headers: Headers = connection.headers
 
@@ -102,9 +104,10 @@ class UpstreamResponse:
         kind = self.headers.raw(b"content-type") or b""
         return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
 
-    async def pump(self, sink: Sink) -> None:
+    async def pump(self, sink: Sink, lane: Lane | None = None) -> None:
         """Give the body's bytes to `sink` as they arrive, at once and in the loop's own call.
 
+        `lane` is asked first, once the body has begun and where a chunk begins.
         Raises `UpstreamBrokenError`, `UpstreamTimeoutError`, and what `sink` raises as an `UpstreamError`.
         """
         done: asyncio.Future[None] = self._loop.create_future()
@@ -117,7 +120,7 @@ class UpstreamResponse:
             else:
                 done.set_exception(error)
 
-        self._sink = sink
+        self._sink, self._lane = sink, lane
         self._connection.listen(self._first, ended)
         self._watch()
         try:
@@ -129,7 +132,7 @@ class UpstreamResponse:
 
     def _first(self, data: bytes, framed: bytes | None) -> None:
         self._got_body = True
-        self._connection.redirect(self._sink)
+        self._connection.redirect(self._sink, self._lane)
         self._sink(data, framed)
 
     async def read(self) -> bytes:
@@ -273,13 +276,16 @@ class Upstream:
         self, connection: UpstreamConnection, head: bytes, body: bytes, method: bytes
     ) -> None:
         wait_s = self._config.first_byte_timeout_s
+        answered = connection.request(head, body, is_head_only=method == b"HEAD")
+        if answered.done():
+            await answered
+            return
+        silent = UpstreamTimeoutError(f"{connection.name} sent nothing for {wait_s:g} s")
+        timer = asyncio.get_running_loop().call_later(wait_s, connection.fail, silent)
         try:
-            async with asyncio.timeout(wait_s):
-                await connection.request(head, body, is_head_only=method == b"HEAD")
-        except TimeoutError as error:
-            raise UpstreamTimeoutError(
-                f"{connection.name} sent nothing for {wait_s:g} s"
-            ) from error
+            await answered
+        finally:
+            timer.cancel()
 
     async def _connect(self, address: Address, base_url: str, access: Access) -> UpstreamConnection:
         loop, wait_s = asyncio.get_running_loop(), self._config.connect_timeout_s

@@ -15,6 +15,9 @@ Sink: TypeAlias = Callable[[bytes, bytes | None], None]
 It may raise an `UpstreamError`, with which the answer ends as if the replica had broken it off.
 """
 
+Lane: TypeAlias = Callable[[bytes], bool]
+"""Takes what came if it is whole chunks, frames included, of a form that it knows; False: nothing was taken."""
+
 
 class UpstreamError(RuntimeError):
     """A replica did not answer as it must; the message says which and how."""
@@ -71,6 +74,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.seen_s = 0.0
         """When something came last, by the loop's clock."""
         self._sink: Sink | None = None
+        self._lane: Lane | None = None
+        self._open_lane: Lane | None = None
         self._now = self._loop.time
         self._chunk_ended = False
         self._is_at_chunk = False
@@ -96,7 +101,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_head_only = is_head_only
         self._head_bytes = 0
         self.status, self.error = 0, None
-        self._sink = self._on_end = None
+        self._sink = self._on_end = self._lane = self._open_lane = None
         self.seen_s = self._loop.time()
         self._head = self._loop.create_future()
         if self.is_lost:
@@ -117,10 +122,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._sink, self._on_end = sink, on_end
 
-    def redirect(self, sink: Sink) -> None:
-        """Let the rest of the body go to another sink."""
+    def redirect(self, sink: Sink, lane: Lane | None) -> None:
+        """Let the rest of the body go to another sink, and past it what `lane` takes."""
         if self._sink is not None:
-            self._sink = sink
+            self._sink, self._lane = sink, lane
 
     def pause(self) -> None:
         """Take no more from the replica until `resume`."""
@@ -135,7 +140,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once: an engine stops working on a request whose connection is gone."""
-        self._sink = self._on_end = None
+        self._sink = self._on_end = self._lane = self._open_lane = None
         if not self.is_lost:
             self._transport.abort()
 
@@ -168,12 +173,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.seen_s = self._now()
+        lane = self._open_lane
+        if lane is not None and lane(data):
+            return
         if self._is_at_chunk and self._sink is not None:
             # What streams are made of: one read, one whole chunk, said the one way that needs no parser.
             start = data.find(b"\r\n", 1, 10) + 2
             size = len(data) - start - 2
             if size > 0 and data[: start - 2] == b"%x" % size and data[-2:] == b"\r\n":
                 self._give(self._sink, data[start:-2], data)
+                self._open_lane = self._lane
                 return
         self._parse(data)
 
@@ -198,6 +207,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self.fail(UpstreamBrokenError(f"{self.name} sent a head without end"))
             return
         self._is_at_chunk = self._chunk_ended and data[-2:] == b"\r\n" and not self.is_whole
+        self._open_lane = self._lane if self._is_at_chunk else None
         self._flush()
         if self.is_whole:
             self._end(None)
@@ -262,7 +272,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._end(None)
 
     def _end(self, error: UpstreamError | None) -> None:
-        on_end, self._on_end, self._sink = self._on_end, None, None
+        on_end = self._on_end
+        self._sink = self._on_end = self._lane = self._open_lane = None
         if on_end is not None:
             on_end(error)
 

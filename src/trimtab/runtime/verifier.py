@@ -86,4 +86,4 @@ class Verifier:
             cause_id=self.due.get(name, lever.cause_id),
         )
         self.due.pop(name, None)
-        del triggers.adopted[name]
+        triggers.let_be(name)

@@ -19,7 +19,7 @@ from trimtab.core.ports import Clock, EngineFormatError, LaunchError
 from trimtab.core.served import ModelShape
 from trimtab.engines.model_config import read_model_config
 from trimtab.engines.vllm import Device, VllmLaunch, bind_threads, launch_command
-from trimtab.engines.vllm_checks import check_launch
+from trimtab.engines.vllm_checks import Refusal, check_launch
 from trimtab.engines.vllm_effective import ServedModel, differences, read_cache, read_models
 from trimtab.engines.vllm_log import StartReport, read_start_log
 from trimtab.runtime.hardware import memory_available, usable_cpus
@@ -90,17 +90,19 @@ class VllmLauncher:
         *,
         name: str = "vllm",
         on_stage: Stage = lambda _stage, _seconds: None,
+        allowed: frozenset[Refusal] = frozenset(),
     ) -> Running:
         """Start a server and return once it answers; raises `LaunchError` that names the cause.
 
         `launch.model`: a folder, or the name of a checkpoint of the environment; `launch.port` 0: a free one.
+        `allowed`: what is not refused, because the caller measures for itself what the refusal warns of.
         """
         if self._closed:
             raise LaunchError(f"server {name} was not started: the launcher is closed")
         if (old := self._servers.get(name)) is not None and old.exit_code is None:
             raise LaunchError(f"server {name} runs already as process {old.pid}")
         launch = self.settled(launch)
-        self._check(launch, name)
+        self._check(launch, name, allowed)
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 return await self._start(launch, name, on_stage)
@@ -132,8 +134,9 @@ class VllmLauncher:
             threads=threads,
         )
 
-    def _check(self, launch: VllmLaunch, name: str) -> None:
-        problems = check_launch(launch, model_shape(launch.model))
+    def _check(self, launch: VllmLaunch, name: str, allowed: frozenset[Refusal]) -> None:
+        found = check_launch(launch, model_shape(launch.model))
+        problems = [problem for problem in found if problem.refusal not in allowed]
         if problems:
             raise LaunchError(f"server {name}: " + "; ".join(problem.text for problem in problems))
         if (trouble := port_trouble(launch.host, launch.port)) is not None:
@@ -239,6 +242,10 @@ class VllmLauncher:
         await asyncio.gather(*(self.stop(name) for name in [*self._servers]))
         if self._http is not None:
             await self._http.close()
+
+    def running(self, name: str) -> Running | None:
+        """Return what is known of a server that answers, None for any other."""
+        return self._running.get(name)
 
     async def wait_exit(self, name: str) -> int | None:
         """Wait until a server has ended and return its exit code; None if it was not started here."""

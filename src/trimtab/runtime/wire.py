@@ -3,6 +3,7 @@
 Headers are bytes on the data path and stay what they were: names keep their spelling, values their bytes.
 """
 
+import random
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, TypeAlias
@@ -38,6 +39,9 @@ HOP_BY_HOP: Final = frozenset(
 REQUEST_ONLY: Final = frozenset({b"host", b"content-length", b"accept-encoding", b"expect"})
 # A client's keys are for the gateway; what a replica gets is the gateway's own.
 CLIENT_KEYS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+
+_ENDS_AT_US: Final = HOP_BY_HOP | REQUEST_ONLY | CLIENT_KEYS
+_ANSWER_ENDS_AT_US: Final = HOP_BY_HOP | {b"content-length"}
 
 Pairs: TypeAlias = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"Content-Type", b"application/json")
@@ -155,7 +159,7 @@ def request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Pairs:
 
     Hop-by-hop ones, ours, keys and those that the gateway says anew end here, and what `drop` names in lower case.
     """
-    ends_here = HOP_BY_HOP | REQUEST_ONLY | CLIENT_KEYS | _named(headers) | frozenset(drop)
+    ends_here = _ENDS_AT_US.union(drop, _named(headers))
     passed: dict[bytes, tuple[bytes, bytes]] = {}
     for name, value in headers.pairs:
         lower = name.lower()
@@ -171,7 +175,7 @@ def response_headers(
     headers: Headers, *, request_id: str, replica: str, drop: Iterable[bytes] = ()
 ) -> Pairs:
     """Return the headers that go to the client, with the replica and the request's id added, `drop` left out."""
-    ends_here = HOP_BY_HOP | {b"content-length"} | _named(headers) | frozenset(drop)
+    ends_here = _ANSWER_ENDS_AT_US.union(drop, _named(headers))
     passed = [
         pair
         for pair in headers.pairs
@@ -209,6 +213,15 @@ def _phrase(status: int) -> bytes:
         return HTTPStatus(status).phrase.encode()
     except ValueError:
         return b"Status"
+
+
+_RANDOM: Final = random.Random()
+"""Seeded by the machine. Ids of requests are no secrets, and asking the machine for each costs a call of its own."""
+
+
+def random_id() -> str:
+    """Return the id of a new request."""
+    return f"{_RANDOM.getrandbits(64):016x}"
 
 
 AT_THE_DOOR: Final = frozenset(

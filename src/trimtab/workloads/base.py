@@ -208,6 +208,7 @@ LOOP_PERIOD_LINES_MAX: Final = 8
 LOOP_SCAN_CHARS_MAX: Final = 8_000
 LOOP_REPEATS_MIN: Final = 4
 LOOP_SHARE_MIN: Final = 0.4
+_THRICE: Final = re.compile(rf"(.{{1,{LOOP_PERIOD_TOKENS_MAX}}}?)\1\1", re.DOTALL)
 
 
 def looks_looping(text: str) -> bool:
@@ -232,6 +233,10 @@ def looks_looping(text: str) -> bool:
 def _repeats_back_to_back(units: Sequence[str], period_max: int, *, short_unit: int) -> bool:
     """Say whether some period fills enough of the units with enough repeats."""
     count = len(units)
+    # Whatever repeats often enough stands three times in a row somewhere; most outputs have nothing of the kind.
+    letters = dict(zip(dict.fromkeys(units), map(chr, range(count)), strict=False))
+    if _THRICE.search("".join(map(letters.__getitem__, units))) is None:
+        return False
     for period in range(1, min(period_max, count // 3) + 1):
         start, length = _longest_run(units, period)
         repeats_min = LOOP_REPEATS_MIN if period < short_unit else LOOP_REPEATS_MIN - 1

@@ -28,6 +28,7 @@ from trimtab.core.events import (
     ReplicaChanged,
     ReplicaCrashed,
     RunStarted,
+    SessionsExposed,
     StageEnded,
     StageStarted,
     TrafficPlanned,
@@ -46,7 +47,7 @@ from trimtab.core.state import (
     fold,
     rebuild,
 )
-from trimtab.core.types import ReplicaState, RolloutState, Verdict
+from trimtab.core.types import Arm, ReplicaState, RolloutState, Verdict
 
 
 def state_after(*events: AnyEvent) -> State:
@@ -150,6 +151,16 @@ def test_lever_shows_its_last_look() -> None:
         Verdict.PASS,
         gates_evaluated(look=2).results,
     )
+
+
+def test_exposures_are_counted_by_arm_until_the_lever_is_proven_again() -> None:
+    """Each proof counts whom it was shown to from nothing."""
+    first = SessionsExposed(lever=LEVER, share=0.1, candidate=("a",), baseline=("b", "c"))
+    second = SessionsExposed(lever=LEVER, share=0.25, candidate=("b", "d"))
+    status = lever_after(moved(RolloutState.CANARY, 0.1), first, second)
+    assert status.exposed == {Arm.BASELINE: 2, Arm.CANDIDATE: 3}
+    again = lever_after(first, moved(RolloutState.RAMPING, 0.25, before=RolloutState.ADOPTED))
+    assert again.exposed == {}
 
 
 def test_proposing_a_lever_again_starts_it_afresh() -> None:

@@ -10,12 +10,14 @@ import pytest
 from trimtab.core.stats import Interval
 from trimtab.core.types import Technique, Verdict
 from trimtab.engines.gguf_tensors import Group, TensorKind
-from trimtab.interfaces.quantize_html import page
-from trimtab.interfaces.quantize_lever import lever_record, scores
+from trimtab.interfaces.quantize_html import held_rows, page
+from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores
+from trimtab.interfaces.quantize_picture import quality_picture
 from trimtab.interfaces.quantize_view import rows_of
+from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import Ratio, Rung, RungChoice, RungResult, Speed, Stage
 from trimtab.quality.paired import Direction, Margin, PairedResult
-from trimtab.quality.quantized import EvalOutcome, Plan, Quantized
+from trimtab.quality.quantized import Plan, Quantized
 from trimtab.rollout.short_record import parse_record
 
 MARGIN = Margin(value=0.02, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
@@ -58,7 +60,10 @@ def result(name: str, tpot: float, kinds: dict[str, Verdict], kv: str = "f16") -
         file_bytes=270_000_000 if original else 145_000_000,
         resident_bytes=300_000_000,
         kv_bytes_per_token=23_040.0,
-        right=(True, False),
+        items=(
+            EvalOutcome("a", "support", EvalAnswer((True,), 300)),
+            EvalOutcome("b", "support", EvalAnswer((False, True))),
+        ),
     )
 
 
@@ -98,7 +103,10 @@ def found(
         notes=(),
         machine="here",
         took_s=1.0,
-        items=(EvalOutcome("a", "support", True), EvalOutcome("b", "support", True)),
+        items=(
+            EvalOutcome("a", "support", EvalAnswer((True,), 300)),
+            EvalOutcome("b", "support", EvalAnswer((True, True))),
+        ),
     )
 
 
@@ -135,13 +143,24 @@ def test_original_needs_no_record() -> None:
 
 
 def test_scores_pair_the_items_of_both_arms() -> None:
-    """One line an item, as `rollout score` reads them."""
+    """One line an item and seeded run, with the length of its prompt, as `rollout score` reads them."""
     lines = scores(found(result("q8_0", 0.7, BOTH)))
     assert lines is not None
+    cuts = {"cuts": ["label=support"]}
     assert [json.loads(line) for line in lines.splitlines()] == [
-        {"item": "a", "baseline": 1, "candidate": 1, "cuts": ["label=support"]},
-        {"item": "b", "baseline": 1, "candidate": 0, "cuts": ["label=support"]},
+        {"item": "a", "baseline": 1, "candidate": 1, "input_tokens": 300, **cuts},
+        {"item": "b#1", "baseline": 1, "candidate": 0, **cuts},
+        {"item": "b#2", "baseline": 1, "candidate": 1, **cuts},
     ]
+
+
+def test_noise_floor_is_handed_on_as_options() -> None:
+    """The largest floor of all kinds, and of how many runs; nothing where nothing was sampled."""
+    answer = found(result("q8_0", 0.7, BOTH))
+    assert floor_words(answer) == ""
+    plan = msgspec.structs.replace(answer.plan, eval_runs=3)
+    noisy = msgspec.structs.replace(answer, plan=plan, floors={"a": 0.01, "b": 0.025})
+    assert floor_words(noisy) == " --floor 0.0250 --floor-runs 3"
 
 
 def test_table_and_page_tell_every_rung_and_gate() -> None:
@@ -155,7 +174,42 @@ def test_table_and_page_tell_every_rung_and_gate() -> None:
     assert "http://" not in shown.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_picture_has_a_numbered_mark_whiskers_and_a_line_in_the_legend_for_each_rung() -> None:
+    """Both intervals are drawn, the margin too; the chosen rung is pointed at; verdicts stand in words."""
+    drawn = quality_picture(found(result("q8_0", 0.7, BOTH)), "code")
+    assert drawn.count("<circle") == 2
+    assert drawn.count('class="whisker final"') == 4
+    assert drawn.count('class="limit"') == 1
+    assert "1  f16: \u2713 pass<" in drawn
+    assert "2  q8_0: \u2713 pass \u2190<" in drawn
+
+
+def test_page_tells_what_was_read_back_of_every_file() -> None:
+    """Rungs that hold the same are told once; a KV precision that the engine tells is another row."""
+    one, other = result("q8_0", 0.7, BOTH), result("q8_0", 0.7, BOTH, kv="q8_0")
+    answer = found(one)
+    both = msgspec.structs.replace(answer, results=(*answer.results, other))
+    assert held_rows(both) == [("f16", "ffn_up", "30 q8_0"), ("q8_0", "ffn_up", "30 q8_0")]
+    told = msgspec.structs.replace(other, effective={**other.effective, "kv": {"fp8": 1}})
+    assert held_rows(msgspec.structs.replace(answer, results=(one, told)))[1:] == [
+        ("q8_0, KV q8_0", "ffn_up", "30 q8_0"),
+        ("q8_0, KV q8_0", "kv", "1 fp8"),
+    ]
+
+
 def test_answer_survives_json() -> None:
     """What scripts read is what was found."""
     answer = found(result("q8_0", 0.7, BOTH))
     assert msgspec.json.decode(msgspec.json.encode(answer), type=Quantized) == answer
+
+
+def test_record_for_vllm_says_how_its_servers_are_started() -> None:
+    """The folder that was measured, with its KV type; the parser takes the rest as any record."""
+    chosen = result("w8a8", 0.8, BOTH, kv="fp8")
+    text = lever_record(
+        msgspec.structs.replace(found(chosen, artifact="out/m w8a8"), engine="vllm/0.32.0")
+    )
+    assert text is not None
+    folder = Path("out/m w8a8").resolve()
+    assert f"trimtab engine vllm --model '{folder}' --kv-dtype fp8" in text
+    assert tomllib.loads(text)["revision"]["kv_type"] == "fp8"

@@ -156,10 +156,10 @@ def test_moves_relieve_compute_by_what_is_no_longer_computed() -> None:
     assert saved[Budget.COMPUTE] == pytest.approx(-0.8 * 5_000 * 0.010 / 200.0)
 
 
-def test_distrusting_the_index_is_a_trigger_of_its_own() -> None:
-    """Delivered far below predicted distrusts the index without giving up the load bound."""
+def test_hot_replica_and_index_without_credit_cost_affinity_and_not_the_lever() -> None:
+    """A hot replica lowers affinity; delivered far below predicted distrusts the index; the load bound stays."""
     actions = {trigger.name: trigger.action for trigger in proposed().triggers}
     assert actions == {
-        "hot-replica": TriggerAction.DISABLE,
+        "hot-replica": TriggerAction.LOWER_AFFINITY,
         "index-not-credible": TriggerAction.DISTRUST_INDEX,
     }

@@ -14,6 +14,7 @@ from trimtab.policies.local_prefill import (
     PrefillSide,
     decide,
     scored,
+    shared_ms,
     stall_ms,
     with_mark_raised,
 )
@@ -63,7 +64,6 @@ def asks(prompt_tokens: int, output_tokens: int | None = 500, **changes: object)
         (2048, 500, 0, PrefillReason.SHORT_PROMPT),
         (30_000, 500, 29_500, PrefillReason.CACHED),
         (30_000, 500, 30_000, PrefillReason.CACHED),
-        (30_000, 1, 0, PrefillReason.SHORT_ANSWER),
     ],
 )
 def test_short_or_cached_prompt_never_travels(
@@ -75,6 +75,21 @@ def test_short_or_cached_prompt_never_travels(
     assert (made.place, made.replica, made.reason) == (PrefillPlace.LOCAL, "d0", reason)
 
 
+def test_short_answer_stays_only_where_its_prompt_keeps_nobody_waiting() -> None:
+    """A prompt stalls running streams however short its own answer is; beside none nothing is handed over."""
+    alone = decide(asks(30_000, 1), decode(queued_tokens=1e6), (prefill(),), RULES)
+    beside = decide(asks(30_000, 1), decode(streams=30), (prefill(),), RULES)
+    assert alone.reason is PrefillReason.SHORT_ANSWER
+    assert (beside.place, beside.reason) == (PrefillPlace.REMOTE, PrefillReason.REMOTE_FASTER)
+
+
+def test_prefill_beside_streams_takes_their_tokens_in_every_step_too() -> None:
+    """Smaller chunks have more steps to share; without streams there is nobody to share them with."""
+    assert shared_ms(COST, 4096, 2048, 30) == pytest.approx(2 * 30 * 0.1)
+    assert shared_ms(COST, 4096, 64, 30) == pytest.approx(64 * 30 * 0.1)
+    assert shared_ms(COST, 4096, 64, 0) == 0.0
+
+
 def test_long_miss_that_would_stall_many_streams_goes_remote_with_both_predictions() -> None:
     """30,000 uncached tokens beside 30 streams, a transfer of 40 ms."""
     made = decide(asks(30_000), decode(streams=30), (prefill(),), RULES)
@@ -83,6 +98,7 @@ def test_long_miss_that_would_stall_many_streams_goes_remote_with_both_predictio
     assert made.local is not None
     assert made.remote is not None
     assert made.local.terms["prefill"] == pytest.approx(900.0)
+    assert made.local.terms["shared"] == pytest.approx(15 * 30 * 0.1)
     assert made.local.terms["stall"] == pytest.approx(0.1 * 30 * (900.0 - 15 * 10.0))
     assert made.remote.ms == pytest.approx(900.0 + 1.0 + 40.0 + 10.0 + 0.1 * 31)
 
@@ -172,7 +188,9 @@ def test_outcomes_correct_predictions_within_limits_and_count_pegging() -> None:
 def test_stall_of_others_is_not_scored_against_the_requests_own_wait() -> None:
     """An outcome that equals the own part teaches nothing new."""
     made = decide(asks(30_000), decode(streams=5), (), RULES)
-    assert scored(Corrections(), made, 900.0).local == pytest.approx(1.0)
+    assert made.local is not None
+    own_ms = 900.0 + made.local.terms["shared"]
+    assert scored(Corrections(), made, own_ms).local == pytest.approx(1.0)
     unknown = decide(asks(100), decode(), (), RULES)
     assert scored(Corrections(), unknown, 900.0) == Corrections()
 
@@ -193,3 +211,16 @@ def test_replica_that_sends_all_of_a_prompt_is_charged_for_all_of_it() -> None:
     assert whole.remote is not None
     expected = parts.remote.terms["transfer"] * 4000 / 3000
     assert whole.remote.terms["transfer"] == pytest.approx(expected)
+
+
+def test_prompt_that_comes_from_elsewhere_waits_for_those_that_fill_the_decode_sides_steps() -> (
+    None
+):
+    """What is left of them when its KV gets there; nothing where its own prefill takes longer."""
+    busy = decode(streams=1, queued_tokens=60_000)
+    late = decide(asks(30_000), busy, [prefill()], RULES)
+    soon = decide(asks(30_000), decode(streams=1, queued_tokens=20_000), [prefill()], RULES)
+    assert late.remote is not None
+    assert soon.remote is not None
+    assert late.remote.terms["room"] == pytest.approx(1800.0 - 900.0)
+    assert soon.remote.terms["room"] == 0.0

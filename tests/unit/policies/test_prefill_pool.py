@@ -48,6 +48,14 @@ def pool(made: Router) -> PrefillPool:
     return PrefillPool(made.load, rules, cost=COST, told=TOLD)
 
 
+def passing(made: Router) -> PrefillPool:
+    """A pool whose replicas let short prompts pass, with chunks of their own of 256 tokens."""
+    rules = PrefillRules(
+        chunk_tokens=8, prefill_chunk_tokens=256, always=PrefillPlace.REMOTE, stall_chunk_tokens=8
+    )
+    return PrefillPool(made.load, rules, cost=COST, told=TOLD, passing=True)
+
+
 def chosen(made: Router, asked: PrefillPool) -> PrefillDecision:
     """Route another request to the only replica that decodes, and decide for it."""
     return asked.choose(made.route(query(f"q{made.load.in_flight}")))
@@ -111,3 +119,31 @@ def test_replica_of_another_kv_key_never_pairs(key: str) -> None:
     )
     decision = chosen(made, pool(made))
     assert (decision.place, decision.reason.value) == (PrefillPlace.LOCAL, "kv_keys_differ")
+
+
+def test_prompt_that_passes_long_ones_is_predicted_to_wait_for_a_step() -> None:
+    """Until they are computed; one that is no shorter waits for them, as every prompt does where none may pass."""
+    made = fleet(a=HERE)
+    asked = passing(made)
+    before = chosen(made, asked).remote
+    for number in range(2):
+        asked.computing("a", f"long{number}", 100_000)
+    beside = chosen(made, asked).remote
+    for number in range(2):
+        asked.computed("a", f"long{number}")
+    after = chosen(made, asked).remote
+    assert before is not None
+    assert beside is not None
+    assert after is not None
+    assert (before.terms["queue"], after.terms["queue"]) == (0.0, 0.0)
+    assert 0.0 < beside.terms["queue"] < 2.0 * 256 * COST.prefill_ms_per_token
+
+
+def test_prefill_replica_costs_what_its_own_chunk_does() -> None:
+    """A larger chunk reads the weights less often for a prompt than the decode side, whose costs were measured."""
+    made = fleet(a=HERE)
+    alike, other = pool(made), passing(made)
+    one, two = chosen(made, alike).remote, chosen(made, other).remote
+    assert one is not None
+    assert two is not None
+    assert two.terms["prefill"] < one.terms["prefill"]

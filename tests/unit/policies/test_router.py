@@ -17,7 +17,8 @@ from trimtab.policies.estimates import LABELS_MAX, OutputExpectation
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import RouteQuery, Router
 from trimtab.policies.routing import build_policies
-from trimtab.runtime.prompt import prompt_bytes
+from trimtab.runtime.prompt import read_prompt
+from trimtab.runtime.secret import Secret
 
 HASHER = BlockHasher(b"k", 16)
 COST = CostModel(
@@ -87,7 +88,7 @@ def query(request_id: str = "q", *, text: str = "x" * 400, **changes: object) ->
         constraint=Constraint.FREE,
         segments=segments,
     )
-    prompt = prompt_bytes(segments)
+    prompt = read_prompt(segments, Secret(bytes(32))).data
     made = RouteQuery(
         request_id=request_id,
         facts=facts,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.quality.evals import EvalError, EvalItem, PairItem, is_right, read_items
+from trimtab.quality.eval_checks import JudgeCheck, ProgramCheck, program_of
+from trimtab.quality.evals import EvalError, EvalItem, PairItem, read_items, text_is_right
 
 
 def read(*objects: object) -> tuple[object, ...]:
@@ -40,8 +41,8 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
 )
 def test_check_tells_right_from_wrong(check: dict[str, Any], right: str, wrong: str) -> None:
     """Each kind of check, with an answer that fulfils it and one that does not."""
-    assert is_right(right, item(check), fits)
-    assert not is_right(wrong, item(check), fits)
+    assert text_is_right(right, item(check), fits)
+    assert not text_is_right(wrong, item(check), fits)
 
 
 def test_every_check_must_hold() -> None:
@@ -49,7 +50,7 @@ def test_every_check_must_hold() -> None:
     checks = [{"type": "contains", "value": "a"}, {"type": "contains", "value": "b"}]
     [found] = read({"prompt": "x", "checks": checks})
     assert isinstance(found, EvalItem)
-    assert not is_right("only a", found, fits)
+    assert not text_is_right("only a", found, fits)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,13 @@ def test_every_check_must_hold() -> None:
             "line 2: its answer does not end in `#### NUMBER`",
         ),
         (
-            {"task_id": "HumanEval/0", "prompt": "def", "canonical_solution": "x"},
-            "only run in a sandbox",
+            {"task_id": "HumanEval/0", "prompt": "def", "entry_point": "f", "test": ""},
+            "line 2: its `test` is no text",
+        ),
+        ({"task_id": 3, "prompt": "Add.", "test": "assert"}, "line 2: its tests are no list"),
+        (
+            {"prompt": "x", "checks": [{"type": "judge", "url": "localhost:9"}]},
+            "line 2: Expected `str` matching regex",
         ),
     ],
 )
@@ -97,7 +103,7 @@ def test_public_sets_are_read_as_published() -> None:
         },
     )
     assert isinstance(gsm, EvalItem)
-    assert is_right("The answer is 1004.", gsm, fits)
+    assert text_is_right("The answer is 1004.", gsm, fits)
     assert pair == PairItem(id="evals.jsonl:2", kind="morphology", good="He runs.", bad="He run.")
 
 
@@ -105,3 +111,78 @@ def test_file_without_items_is_refused() -> None:
     """Nothing asked proves nothing."""
     with pytest.raises(EvalError, match="has no items"):
         read(b"\n")
+
+
+HUMAN_EVAL = {
+    "task_id": "HumanEval/7",
+    "prompt": 'def add(a, b):\n    """Add."""\n',
+    "entry_point": "add",
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+}
+MBPP = {"task_id": 11, "prompt": "Add two numbers.", "test": ["assert add(1, 2) == 3"], "code": ""}
+
+
+def program(line: dict[str, Any], answer: str) -> str:
+    [found] = read(line)
+    assert isinstance(found, EvalItem)
+    [check] = found.checks
+    assert isinstance(check, ProgramCheck)
+    return program_of(answer, check)
+
+
+def ends_well(source: str) -> bool:
+    try:
+        exec(compile(source, "answer", "exec"), {})
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("line", "right", "wrong"),
+    [
+        (HUMAN_EVAL, "    return a + b\n", "    return a - b\n"),
+        (MBPP, "def add(a, b):\n    return a + b\n", "def add(a, b):\n    return a\n"),
+        (
+            MBPP,
+            "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.",
+            "```\ndef add(a, b):\n    return 0\n```",
+        ),
+    ],
+)
+def test_answers_of_published_programs_meet_their_tests(
+    line: dict[str, Any], right: str, wrong: str
+) -> None:
+    """HumanEval continues its prompt, MBPP stands alone; of a fenced answer the fence is what counts."""
+    assert ends_well(program(line, right))
+    assert not ends_well(program(line, wrong))
+
+
+def test_published_programs_have_names_and_ends() -> None:
+    """Their published ids, one kind each, and where the body of a function is over."""
+    human, mbpp = read(HUMAN_EVAL, MBPP)
+    assert isinstance(human, EvalItem)
+    assert isinstance(mbpp, EvalItem)
+    assert (human.id, human.kind, mbpp.id, mbpp.kind) == (
+        "HumanEval/7",
+        "humaneval",
+        "mbpp/11",
+        "mbpp",
+    )
+    assert "\ndef " in human.stop
+    assert "assert add(1, 2) == 3" in str(mbpp.prompt)
+
+
+def test_item_is_sampled_where_asking_twice_may_differ() -> None:
+    """A temperature above 0, or a judge."""
+    judged = {"type": "judge", "url": "http://judge/score"}
+    plain, warm, by_judge = read(
+        {"prompt": "x", "checks": [{"type": "exact", "value": "y"}]},
+        {"prompt": "x", "temperature": 0.7, "checks": [{"type": "exact", "value": "y"}]},
+        {"prompt": "x", "checks": [judged]},
+    )
+    told = [one.is_sampled for one in (plain, warm, by_judge) if isinstance(one, EvalItem)]
+    assert told == [False, True, True]
+    assert isinstance(by_judge, EvalItem)
+    assert by_judge.checks == (JudgeCheck("http://judge/score"),)

@@ -94,6 +94,16 @@ BOTH_PASS = {"code": Verdict.PASS, "prose": Verdict.PASS}
 ORIGINAL = result("f16", 16, 1.0, BOTH_PASS)
 
 
+def test_kv_is_lowered_on_top_of_weights_that_have_not_failed() -> None:
+    """Each rung with lowered KV names the one with the same weights."""
+    ladder = llamacpp_ladder(FEED_FORWARD, kv_types=("f16", "q8_0"))
+    names = {rung.label for rung in ladder}
+    assert all(rung.after == "" for rung in ladder if rung.kv_type == "f16")
+    lowered = [rung for rung in ladder if rung.kv_type != "f16"]
+    assert [rung.after for rung in lowered] == [rung.name for rung in lowered]
+    assert {rung.after for rung in lowered} <= names
+
+
 def test_ladder_has_the_original_first_and_every_kv_type() -> None:
     """Nine weights by two KV types, nothing lowered in the first."""
     ladder = llamacpp_ladder(None, shipped="q4_1")

@@ -1,14 +1,25 @@
 """A rung's measurements joined: what is required, what vetoes, what could not be judged."""
 
+import msgspec
+
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
-from trimtab.engines.gguf import GGUFHeader
 from trimtab.quality.ladder import Rung, Stage
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import Direction, Margin, PairedResult
-from trimtab.quality.rung_results import Measured, broken_of, garbage_of, is_garbage, result_of
+from trimtab.quality.rung_results import (
+    Measured,
+    RungFacts,
+    broken_of,
+    garbage_of,
+    is_garbage,
+    is_harmful,
+    is_refused,
+    result_of,
+    untried_of,
+)
 
-HEADER = GGUFHeader(version=3, tensors=0, fields={}, counts={}, data_start=0, data_end=0)
+FACTS = RungFacts(effective={}, bits_per_weight=8.5, file_bytes=1, kv_bytes_per_token=None)
 
 
 def gate(verdict: Verdict) -> PairedResult:
@@ -28,9 +39,7 @@ def measured(evals: tuple[str, ...] = (), **gates: Verdict) -> Measured:
     names = {name.replace("__", " ").replace("_", ", ", 1): one for name, one in gates.items()}
     return Measured(
         rung=Rung(name="q8_0", stages=(Stage.WEIGHTS,), kinds={}),
-        header=HEADER,
-        file_bytes=1,
-        kv_bytes_per_value=2.0,
+        facts=FACTS,
         kinds=("code",),
         evals=evals,
         quality={name.replace("loss", "log loss"): gate(one) for name, one in names.items()},
@@ -63,6 +72,32 @@ def test_rung_that_does_not_answer_is_an_error_and_says_why() -> None:
     found = broken_of(measured(), "rung did not answer")
     assert (found.verdict, found.because) == (Verdict.ERROR, "rung did not answer")
     assert found.kinds == {"code": Verdict.ERROR}
+
+
+def test_stage_after_one_that_failed_is_not_tried() -> None:
+    """Activations go down only on top of weights that have not failed; the words name what stands before."""
+    failed = msgspec.structs.replace(
+        result_of(measured(loss_code=Verdict.FAIL)), rung=Rung(name="int8 rounded", stages=())
+    )
+    found = untried_of(measured(), failed)
+    assert (found.verdict, found.kinds) == (Verdict.FAIL, {"code": Verdict.FAIL})
+    assert found.because.startswith("not tried: int8 rounded")
+
+
+def test_only_a_rung_that_passes_nowhere_ends_its_branch() -> None:
+    """Harm on code alone leaves prose to be tried further; a hold is no failure."""
+    failed = result_of(measured(loss_code=Verdict.FAIL))
+    held = result_of(measured(loss_code=Verdict.HOLD))
+    mixed = msgspec.structs.replace(failed, kinds={"code": Verdict.FAIL, "prose": Verdict.PASS})
+    broken = broken_of(measured(), "did not start")
+    assert [is_refused(one) for one in (failed, held, mixed, broken)] == [True, False, False, True]
+
+
+def test_log_loss_alone_refuses_only_what_fails_in_every_kind() -> None:
+    """One kind that is held or passes keeps the other gates in the question."""
+    gates = {"log loss, code": gate(Verdict.FAIL), "log loss, prose": gate(Verdict.HOLD)}
+    assert is_harmful(gates, ["code"])
+    assert not is_harmful(gates, ["code", "prose"])
 
 
 def test_garbage_is_told_by_its_loss() -> None:

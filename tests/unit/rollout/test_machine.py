@@ -9,6 +9,7 @@ from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.machine import (
     BLOCKS_PER_STEP_MIN,
     HOLD_CYCLES_MAX,
+    PEAK_BLOCKS,
     TRANSITIONS,
     Look,
     Rollout,
@@ -197,3 +198,41 @@ def test_table_is_rendered_with_every_move() -> None:
     """One line per move, for the documents."""
     moves = sum(len(exits) for exits in TRANSITIONS.values())
     assert len(render_transitions().splitlines()) == moves + 2
+
+
+PEAK = msgspec.structs.replace(
+    RECORD,
+    ramp=msgspec.structs.replace(RAMP, peak_cycle_s=86_400.0, block_s=10.0, peak_concurrency=48),
+)
+
+
+def looked(rollout: Rollout, now_s: float, concurrency: int) -> Rollout:
+    """The rollout after a look that passes, with so many requests in flight since the one before."""
+    return advance(PEAK, rollout, Look(verdict=Verdict.PASS, concurrency=concurrency), now_s)
+
+
+@pytest.mark.parametrize("concurrency", [47, 48, 90])
+def test_recorded_peak_seen_again_ends_the_cycle_once_it_is_judged(concurrency: int) -> None:
+    """As many in flight as were recorded, and the blocks to judge them in; one less, and the day goes on."""
+    rollout = looked(begin(PEAK, 0.0), 100.0, concurrency)
+    early = looked(rollout, 100.0 + PEAK_BLOCKS * 10.0 - 1.0, 5)
+    later = looked(early, 100.0 + PEAK_BLOCKS * 10.0, 5)
+    assert early.state is RolloutState.CANARY
+    grown = RolloutState.RAMPING if concurrency >= 48 else RolloutState.CANARY
+    assert later.state is grown
+    assert looked(early, 86_400.0, 5).state is RolloutState.RAMPING
+
+
+def test_adoption_waits_for_the_peak_anew() -> None:
+    """What was seen in the first slice does not count for the last one."""
+    rollout = looked(begin(PEAK, 0.0), 0.0, 60)
+    now_s = 0.0
+    while rollout.state is not RolloutState.PROVING:
+        now_s += PEAK_BLOCKS * 10.0
+        rollout = looked(rollout, now_s, 5)
+    entered_s = now_s
+    assert looked(rollout, entered_s + 80_000.0, 5).state is RolloutState.PROVING
+    rollout = looked(rollout, entered_s + 40.0, 60)
+    adopted = looked(rollout, entered_s + 40.0 + PEAK_BLOCKS * 10.0, 5)
+    assert adopted.state is RolloutState.ADOPTED
+    assert adopted.reason == "passed over the recorded peak of 48 requests in flight"

@@ -329,3 +329,26 @@ def test_another_artifact_is_looked_for_and_is_lossy() -> None:
     assert "$.revision.model '/models/q8.gguf' cannot be looked for" in refused(
         'quality_gate = "scored items"\n' + text
     )
+
+
+@pytest.mark.parametrize(("asked", "found"), [("64", 64), ('"recorded"', 37)])
+def test_peak_concurrency_is_written_or_taken_from_what_is_recorded(asked: str, found: int) -> None:
+    """Of the last peak cycle, as long as the record says that is."""
+    seen: list[float] = []
+
+    def busiest(last_s: float) -> int:
+        seen.append(last_s)
+        return 37
+
+    text = f'{ROUTING}[ramp]\npeak_cycle = "12h"\npeak_concurrency = {asked}\n'
+    short = parse_record(text, source="lever.toml")
+    known = Known(peak_concurrency=busiest)
+    record = complete(short, baseline=REVISION, now_s=1000.0, known=known)
+    assert record.ramp.peak_concurrency == found
+    assert seen == ([] if found == 64 else [12 * 3600.0])
+
+
+def test_peak_that_nobody_recorded_is_refused() -> None:
+    """A cycle that waits for an unknown peak would never end by it."""
+    text = f'{ROUTING}[ramp]\npeak_concurrency = "recorded"\n'
+    assert "$.ramp.peak_concurrency: no request of the last peak cycle" in refused(text)

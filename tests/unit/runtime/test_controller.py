@@ -25,15 +25,19 @@ from trimtab.core.events import (
     GatesEvaluated,
     LeverProposed,
     RolloutMoved,
+    SessionsExposed,
     TrafficPlanned,
     kind_of,
 )
 from trimtab.core.gate import Metric, Question
 from trimtab.core.lever import LeverRecord, LeverRecordError
 from trimtab.core.ports import LaunchError
+from trimtab.core.record import RequestRecord
+from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import RolloutState, Verdict
+from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.rollout.answer import ArmExtras
+from trimtab.rollout.exposure import Met
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
 from trimtab.runtime.controller import RECORDS_MAX, Controller
 from trimtab.runtime.proof import LOOKS_UNTOLD_MAX, ControlError
@@ -522,6 +526,85 @@ async def test_paused_lever_meets_no_traffic_until_it_is_resumed_from_the_first_
     assert plan is not None
     assert (rig.state(), plan.share, plan.replicas) == (RolloutState.CANARY, 0.10, ("r1",))
     assert rig.fleet.revisions["r1"] == SPECULATION.revision
+
+
+async def test_paused_lever_that_expired_is_not_resumed() -> None:
+    """However little later than its expiry, and also where it expires while its replicas restart."""
+    rig = Driven()
+    await rig.start(msgspec.structs.replace(SPECULATION, expires_at_s=rig.clock.wall_s() + 5.0))
+    await rig.controller.pause("a person asked")
+    rig.clock.pass_s(5.0)
+    with pytest.raises(ControlError, match="has expired: propose it anew"):
+        await rig.controller.resume("a person asked")
+    assert (rig.state(), rig.actuator.plan.candidate) == (RolloutState.PAUSED, None)
+    await rig.controller.tick()
+    assert rig.state() is RolloutState.EXPIRED
+
+
+async def test_lever_that_expires_while_its_replicas_restart_is_not_exposed() -> None:
+    """What a tick decided meanwhile holds: no traffic meets it, and its replica goes back."""
+    rig = Driven()
+    await rig.start(msgspec.structs.replace(SPECULATION, expires_at_s=rig.clock.wall_s() + 5.0))
+    await rig.controller.pause("a person asked")
+    restart = rig.fleet.restart_into
+
+    async def slow(replica: str, revision: Revision, **how: Any) -> None:
+        await restart(replica, revision, **how)
+        if revision == SPECULATION.revision:
+            rig.clock.pass_s(5.0)
+            await rig.controller.tick()
+
+    rig.fleet.restart_into = slow  # type: ignore[method-assign]
+    with pytest.raises(ControlError, match="became expired while its replicas restarted"):
+        await rig.controller.resume("a person asked")
+    assert (rig.state(), rig.actuator.plan.candidate) == (RolloutState.EXPIRED, None)
+    assert rig.fleet.revisions["r1"] != SPECULATION.revision
+
+
+def told_sessions(rig: Driven) -> dict[Arm, list[str]]:
+    """The sessions of all exposures in the ledger, by arm."""
+    told: dict[Arm, list[str]] = {Arm.BASELINE: [], Arm.CANDIDATE: []}
+    for event in rig.events("sessions_exposed"):
+        assert isinstance(event, SessionsExposed)
+        told[Arm.BASELINE] += event.baseline
+        told[Arm.CANDIDATE] += event.candidate
+    return told
+
+
+def session_traffic(rig: Driven) -> list[RequestRecord]:
+    """A second of requests, each of a session of its own place."""
+    made = traffic(rig.actuator.plan, rig.clock, ratio=GAIN)
+    return [msgspec.structs.replace(one, session=f"s{number}") for number, one in enumerate(made)]
+
+
+async def test_each_session_is_told_once_an_arm_over_pauses_and_restarts() -> None:
+    """However often it comes, through every share, a pause, and a process that knows of it only by the ledger."""
+    rig = Driven()
+    await rig.start(SPECULATION)
+    for _ in range(5):
+        for one in session_traffic(rig):
+            rig.controller.on_record(one)
+        await rig.controller.tick()
+    # One of ten sessions has its place below the first share of 10%.
+    assert told_sessions(rig) == {
+        Arm.BASELINE: [f"s{number}" for number in range(1, 10)],
+        Arm.CANDIDATE: ["s0"],
+    }
+    await rig.controller.pause("a person asked")
+    await rig.controller.resume("a person asked")
+    before = Met(each.event for each in rig.envelopes)
+    rig.controller.proof = None
+    rig.controller.go_on(
+        SPECULATION, None, state=RolloutState.RAMPING, share=0.25, cause_id="P", met=before
+    )
+    for one in session_traffic(rig):
+        rig.controller.on_record(one)
+    await rig.controller.tick()
+    # Places are 0.05, 0.15, 0.25 and so on: at 25% one more session meets the candidate.
+    assert told_sessions(rig) == {
+        Arm.BASELINE: [f"s{number}" for number in range(1, 10)],
+        Arm.CANDIDATE: ["s0", "s1"],
+    }
 
 
 async def test_person_adopts_only_at_the_last_share() -> None:

@@ -2,19 +2,19 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.core.ports import RequestFacts
-from trimtab.core.types import Constraint
 from trimtab.policies.estimates import TokenRatio
 from trimtab.runtime.prompt import (
-    prompt_bytes,
+    hash_of,
+    label_of,
+    read_prompt,
     repetition_of,
     segments_of,
     session_of,
-    user_of,
 )
 from trimtab.runtime.secret import Secret
 
@@ -22,16 +22,21 @@ SECRET = Secret(bytes(32))
 SEGMENTS = st.lists(st.tuples(st.sampled_from(["system", "user"]), st.text()), max_size=4)
 
 
-def facts(*segments: tuple[str, str]) -> RequestFacts:
-    return RequestFacts(
-        model=None,
-        stream=True,
-        wants_usage=False,
-        temperature=None,
-        max_tokens=None,
-        constraint=Constraint.FREE,
-        segments=segments,
-    )
+def prompt_bytes(segments: tuple[tuple[str, str], ...]) -> bytes:
+    return read_prompt(segments, SECRET).data
+
+
+def session(named: str | None, *segments: tuple[str, str], salt: str = "") -> str:
+    return session_of(named, read_prompt(segments, SECRET), SECRET, salt=salt)
+
+
+@given(st.binary(max_size=100))
+def test_label_can_always_be_written_down(sent: bytes) -> None:
+    """Whatever bytes a client puts there: a label is text, at most 64 characters of it."""
+    label = label_of(sent.decode("utf-8", "surrogateescape"))
+    assert msgspec.json.decode(msgspec.json.encode(label)) == label
+    assert (label is None) == (sent == b"")
+    assert len(label or "") <= 64
 
 
 @given(SEGMENTS, SEGMENTS)
@@ -49,28 +54,36 @@ def test_text_does_not_move_between_segments() -> None:
 
 def test_session_of_a_chat_is_its_head() -> None:
     """All turns of a conversation have one session; another first message is another one."""
-    first = facts(("system", "s"), ("tools", "t"), ("user", "u"))
-    later = facts(*first.segments, ("assistant", "a"), ("user", "u2"))
-    other = facts(("system", "s"), ("tools", "t"), ("user", "v"))
-    found = [session_of(None, b"{}", each, SECRET) for each in (first, later, other)]
+    first = (("system", "s"), ("tools", "t"), ("user", "u"))
+    later = (*first, ("assistant", "a"), ("user", "u2"))
+    other = (("system", "s"), ("tools", "t"), ("user", "v"))
+    found = [session(None, *each) for each in (first, later, other)]
     assert (found[0] == found[1], found[0] == found[2]) == (True, False)
 
 
-def test_named_session_counts_before_all_others() -> None:
-    """Header, then the user field, then the head; a name cannot pose as a head."""
-    body = b'{"user": "ada"}'
-    chat = facts(("user", "u"))
-    by_header = session_of("one", body, chat, SECRET)
-    by_user = session_of(None, body, chat, SECRET)
-    by_head = session_of(None, b"{}", chat, SECRET)
-    assert len({by_header, by_user, by_head}) == 3
-    assert by_user == session_of("ada", b"{}", facts(("user", "other")), SECRET)
+def test_session_of_a_plain_prompt_is_its_first_bytes() -> None:
+    """A prompt without messages goes on in its session as long as its first 256 bytes stay."""
+    begun, longer = ("prompt", "x" * 300), ("prompt", "x" * 300 + "and more")
+    other = ("prompt", "y" + "x" * 300)
+    found = [session(None, each) for each in (begun, longer, other)]
+    assert (found[0] == found[1], found[0] == found[2]) == (True, False)
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"user": 5}', b'{"user": null}', b"nonsense", b"[]"])
-def test_user_that_is_no_string_is_none(body: bytes) -> None:
-    """Odd bodies name nobody."""
-    assert user_of(body) is None
+def test_named_session_counts_before_the_head() -> None:
+    """A name cannot pose as a head, and it is one session whatever is said in it."""
+    by_name, by_head = session("ada", ("user", "u")), session(None, ("user", "u"))
+    assert by_name != by_head
+    assert by_name == session("ada", ("user", "other"))
+    assert by_name != session("ada", ("user", "u"), salt="of a tenant")
+
+
+def test_hash_of_a_prompt_is_that_of_all_its_parts() -> None:
+    """Equal prompts have one hash; a part more, in another role or with another text has another."""
+    told = [("system", "s"), ("user", "u")]
+    others = [told[:1], [("user", "s"), ("user", "u")], [("system", "s"), ("user", "v")]]
+    hashes = [hash_of(read_prompt(tuple(each), SECRET), SECRET) for each in (told, told, *others)]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 4
 
 
 def test_repetition_is_the_share_seen_before() -> None:
@@ -112,7 +125,8 @@ def test_ratio_learns_from_what_engines_report() -> None:
 
 def test_segments_are_hashed_apart_with_estimated_tokens() -> None:
     """Each part has a keyed hash of its text, equal for equal text, and a token count that says it is estimated."""
-    made = segments_of((("system", "ab"), ("user", "ab"), ("user", "")), SECRET, TokenRatio())
+    parts = read_prompt((("system", "ab"), ("user", "ab"), ("user", "")), SECRET).parts
+    made = segments_of(parts, TokenRatio())
     assert [(part.kind, part.tokens, part.exact) for part in made] == [
         ("system", 1, False),
         ("user", 1, False),
@@ -126,4 +140,4 @@ def test_lone_surrogates_do_not_break_a_prompt() -> None:
     """JSON may carry half a surrogate pair; it is hashed like any other text."""
     text = "\ud83d"
     assert prompt_bytes((("user", text),)) != prompt_bytes((("user", "?"),))
-    assert len(segments_of((("user", text),), SECRET, TokenRatio())) == 1
+    assert len(read_prompt((("user", text),), SECRET).parts) == 1

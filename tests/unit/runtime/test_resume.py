@@ -2,7 +2,14 @@
 
 import msgspec
 import pytest
-from control_kit import EDITS, SPECULATING, candidate, routing_lever, speculation_lever
+from control_kit import (
+    EDITS,
+    QUESTIONS,
+    SPECULATING,
+    candidate,
+    routing_lever,
+    speculation_lever,
+)
 from events_kit import REVISION
 
 from trimtab.core.events import (
@@ -25,7 +32,14 @@ from trimtab.core.state import EMPTY, State, rebuild
 from trimtab.core.traffic import Preference, Reserve, TrafficPlan
 from trimtab.core.types import ReplicaState, RolloutState, Technique
 from trimtab.runtime.ledger_memory import MemoryLedger
-from trimtab.runtime.resume import STOPPED_WITH_FLEET, Off, Resumed, remembered, resume
+from trimtab.runtime.resume import (
+    STOPPED_WITH_FLEET,
+    Narrowed,
+    Off,
+    Resumed,
+    remembered,
+    resume,
+)
 from trimtab.runtime.rollout_metrics import RolloutCollector
 from trimtab.runtime.trigger_watch import PERSON
 
@@ -164,6 +178,30 @@ def test_disabled_lever_stays_off_and_is_watched_by_what_holds_it_off() -> None:
     assert [each.by for each in both.disabled] == [frozenset({trigger.name, PERSON})]
     of_a_cut = resumed(after(*at(SPECULATION, RolloutState.DISABLED), kept, cut_only))
     assert [each.by for each in of_a_cut.disabled] == [frozenset({PERSON})]
+
+
+def test_what_triggers_hold_back_in_part_is_found_again() -> None:
+    """The cut that a trigger took, with the cuts the lever was adopted for: not what the narrowed plan has left."""
+    (trigger,) = SPECULATION.triggers
+    fired = TriggerMoved(
+        lever=SPECULATION.name,
+        trigger=msgspec.structs.replace(trigger, action=TriggerAction.DISABLE_CUT, cut=EDITS),
+        fired=True,
+        value=9.0,
+        samples=9,
+        action="disable_cut: test",
+    )
+    kept = CutsKept(lever=SPECULATION.name, kept=(str(EDITS), str(QUESTIONS)), refused={})
+    left = msgspec.structs.replace(WANTED, cuts=(QUESTIONS,))
+    plan = TrafficPlanned(plan=TrafficPlan(policy="round_robin", preferences=(left,)))
+    events = (*at(SPECULATION, RolloutState.ADOPTED), kept, plan, fired)
+    found = resumed(after(*events))
+    assert (found.adopted, found.plan.preferences) == ((SPECULATION,), (left,))
+    assert found.narrowed == {
+        SPECULATION.name: Narrowed(by=frozenset({trigger.name}), cuts=(EDITS, QUESTIONS))
+    }
+    gone = msgspec.structs.replace(fired, fired=False)
+    assert resumed(after(*events, gone)).narrowed == {}
 
 
 def test_frozen_promotions_stay_frozen() -> None:

@@ -200,3 +200,40 @@ async def test_hot_replica_lowers_affinity_and_gives_it_back() -> None:
     assert (fleet.affinity, fleet.moves()) == ([True], [])
     await fleet.seconds(20, batch=1)
     assert (fleet.affinity, fleet.moves()) == ([True, False], [])
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_affinity_comes_back_with_the_lever_that_lowered_it(ends: bool) -> None:
+    """Rolled back, or switched on anew by a person: nothing stays lowered for what no trigger watches."""
+    spec = trigger(TriggerSignal.BATCH, action=TriggerAction.LOWER_AFFINITY)
+    fleet = await Fleet(with_triggers(routing_lever(), spec)).adopt("prefix_affine")
+    await fleet.seconds(14, batch=8)
+    if ends:
+        await fleet.shell.end(fleet.lever.name, RolloutState.ROLLED_BACK, "a person asked")
+    else:
+        await fleet.shell.switch(fleet.lever.name, on=False, reason="a person asked")
+        await fleet.shell.switch(fleet.lever.name, on=True, reason="a person asked")
+    assert fleet.affinity == [True, False]
+
+
+@pytest.mark.parametrize("routes", [True, False])
+async def test_cut_and_affinity_that_triggers_held_before_a_restart_come_back(routes: bool) -> None:
+    """What a restart finds held back in part stays so, and returns when its trigger lets go."""
+    cut = trigger(TriggerSignal.BATCH, action=TriggerAction.DISABLE_CUT, cut=LONG, name="long")
+    hot = trigger(TriggerSignal.BATCH, action=TriggerAction.LOWER_AFFINITY, name="hot")
+    base = routing_lever() if routes else msgspec.structs.replace(speculation_lever(()), cuts=())
+    policy = "prefix_affine" if routes else None
+    fleet = await Fleet(with_triggers(base, cut, hot)).adopt(policy)
+    before = fleet.actuator.plan
+    await fleet.seconds(14, batch=8)
+    held = fleet.actuator.plan
+    again = Fleet(fleet.lever)
+    await again.actuator.prepare(again.lever, cause_id="P")
+    again.actuator.set_plan(held, cause_id="A")
+    again.shell.adopt(
+        again.lever, policy, (), "A", without=(), narrowed_by=frozenset({"long", "hot"})
+    )
+    await again.seconds(3, batch=8)
+    assert (again.actuator.plan, again.affinity, again.told()) == (held, [True], [])
+    await again.seconds(30, batch=1)
+    assert (again.actuator.plan, again.affinity) == (before, [True, False])

@@ -68,10 +68,6 @@ class _Fleet:
         return await self._answer(self._set_role(asked))
 
     async def _set_role(self, asked: AskedRole) -> RoleChanged:
-        if self._system.roles is None:
-            raise RefusedError(
-                "attached servers are others': their roles are set where they are started"
-            )
         return await self._system.roles.set_role(asked.replica, asked.role)
 
     async def _answer(self, work: Coroutine[Any, Any, Resized | RoleChanged]) -> web.Response:

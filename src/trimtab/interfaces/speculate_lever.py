@@ -1,0 +1,151 @@
+"""What pays as a lever record to propose: what was measured is filled in, what only a person knows is marked."""
+
+import json
+from typing import Final
+
+from trimtab.core.cuts import Dimension
+from trimtab.core.lever import TriggerSpec
+from trimtab.core.types import Constraint
+from trimtab.levers.speculation_found import Pays, Speculated
+from trimtab.levers.speculation_record import off_batch, triggers_of
+from trimtab.policies.speculation_model import BreakEven
+from trimtab.workloads.draft_samples import UNLABELLED
+
+NAME: Final = "ngram-drafts"
+
+RECORD: Final = """\
+# Written by `trimtab speculate`; {because}
+name = "{name}"
+technique = "speculation"
+owner = "unnamed"
+premise = {premise}
+condition = {condition}
+failure_modes = [
+    "a batch over the break-even: verification costs more than it saves and throughput falls",
+    "answers that repeat nothing: drafts are rejected and every step is longer",
+    "tokens come in lumps: the longest gap between chunks grows though tokens come faster",
+    "outputs differ in rounding from those of other batch shapes",
+]
+expires_after = "30d"
+{slice}without = {without}
+
+[revision.speculation]
+method = "{method}"
+match_tokens = {match}
+draft_tokens_max = {depth}
+
+[bottleneck]
+phase = "decode"
+resource = "memory_bandwidth"
+diagnosis = "say here which diagnosis found decode bound by memory bandwidth (trimtab diagnose)"
+
+[[moves]]
+budget = "compute"
+spends = true
+because = {spends}
+
+[[moves]]
+budget = "memory"
+spends = false
+because = "weights are read once for several tokens"
+
+[expected.tpot_ms]
+ratio = {ratio:.3f}
+low = {low:.3f}
+high = {high:.3f}
+because = {measured}
+{triggers}"""
+
+
+def lever_record(found: Speculated) -> str | None:
+    """Return the TOML text; None where drafting does not pay."""
+    paying = [one for one in found.cuts if one.label in found.gaining and one.pays is Pays.GAINS]
+    if not found.pays or not paying:
+        return None
+    ratios = [one.tpot_ms for one in paying if one.temperature == 0.0]
+    bounds = [one.interval for one in ratios if one.interval is not None]
+    n = sum(one.n for one in ratios)
+    middle = sum((one.ratio or 1.0) * one.n for one in ratios) / n
+    greedy = [one for one in paying if one.temperature == 0.0]
+    return RECORD.format(
+        because=found.because,
+        name=NAME,
+        premise=_toml(_premise(found)),
+        condition=_toml(_condition(found)),
+        slice=_slice(found),
+        without=_toml(_without(found)),
+        method=found.speculation.method.value,
+        match=found.speculation.match_tokens,
+        depth=found.speculation.draft_tokens_max,
+        spends=_toml(
+            "each step verifies "
+            f"{max(sum(one.counts.drafted) / max(1, one.counts.steps) for one in greedy):.1f} drafted tokens "
+            "of a stream in the mean; below the break-even a net relief"
+        ),
+        ratio=middle,
+        low=min(one.low for one in bounds),
+        high=max(one.high for one in bounds),
+        measured=_toml(f"measured at one stream, {n} requests with and without drafts in turn"),
+        triggers="".join(_trigger(one) for one in triggers_of(found.table)),
+    )
+
+
+def _premise(found: Speculated) -> str:
+    ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in found.table.ratios())
+    return (
+        f"aggregate throughput with drafts of up to {found.speculation.draft_tokens_max} tokens on "
+        f"{found.judged_label}: {ratios}; break-even {even_words(found.break_even)}"
+    )
+
+
+def even_words(even: BreakEven) -> str:
+    """Say the break-even with its bounds."""
+    if even.batch is None:
+        return f"above the {even.measured_to} streams measured"
+    high = f"over {even.measured_to}" if even.high is None else f"{even.high:.1f}"
+    low = "unknown" if even.low is None else f"{even.low:.1f}"
+    return f"{even.batch:.1f} streams [{low}, {high}]"
+
+
+def _condition(found: Speculated) -> str:
+    labels = [label for label in found.gaining if label != UNLABELLED]
+    where = f"requests labelled {', '.join(labels)}" if labels else "all requests"
+    greedy = " at temperature 0" if found.greedy_only else ""
+    return f"{where}{greedy}, while a replica decodes at most {off_batch(found.table):.1f} streams at once"
+
+
+def _slice(found: Speculated) -> str:
+    cuts = [f"{Dimension.LABEL.value}={label}" for label in found.gaining if label != UNLABELLED]
+    if found.greedy_only:
+        cuts.append(f"{Dimension.TEMPERATURE.value}=0")
+    return f"slice = {_toml(cuts)}\n" if cuts else ""
+
+
+def _without(found: Speculated) -> list[str]:
+    """What was not shown to stay valid with drafts is left out."""
+    if found.schema_combinable:
+        return []
+    return [f"{Dimension.CONSTRAINT.value}={Constraint.JSON_SCHEMA.value}"]
+
+
+def _trigger(one: TriggerSpec) -> str:
+    lines = [
+        "",
+        "[[triggers]]",
+        f'name = "{one.name}"',
+        f'signal = "{one.signal.value}"',
+        f"off_at = {one.off_at:g}",
+        f"off_when_above = {str(one.off_when_above).lower()}",
+        f"min_samples = {one.min_samples}",
+        f"because = {_toml(one.because)}",
+    ]
+    if one.on_at is not None:
+        lines.append(f"on_at = {one.on_at:g}")
+    if one.cut is not None:
+        lines += [f'cut = "{one.cut}"', f'action = "{one.action.value}"']
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """Write a text or a list of texts; JSON's are TOML's too."""
+    return json.dumps(value)

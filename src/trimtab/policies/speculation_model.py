@@ -1,0 +1,170 @@
+"""When drafting pays: what a step costs by batch and by what it verifies, and the depth with most tokens per time.
+
+Law, for `batch` streams that draft in a part `p` of their steps, `L` tokens a draft:
+
+    step_ms(batch, p, L) = sum over x of Binomial(batch, p)(x) * ms(batch, x * L / batch)
+    tokens per second    = 1000 * batch * tokens_per_step / step_ms
+    depth                = argmax over the depths, 0 (no drafts at all) among them
+
+`ms(batch, d)` is measured: `batch` streams in step, each verifying `d` drafted tokens in the mean; straight lines
+between the measured points, the last one going on beyond them. Two lines are kept apart: steps of an engine that cannot
+draft, and steps of one that can and drafts nothing ("off inside the engine"), which pays for looking.
+
+Break-even: the batch from which on aggregate tokens per second with drafts are no more than without, at equal batch; of
+the interval of each measured ratio comes the interval of the break-even.
+
+Failure modes: streams are taken to draft independently, so copies of one request in lock step are costlier than told;
+what a step costs grows with the context, so it holds for contexts like those it was measured with.
+
+Source: Liu et al., "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput" (SmartSpec), 2024.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from trimtab.core.cost import first_loss
+from trimtab.policies.ngram_drafts import DraftCounts
+
+DEPTH_OFF: Final = 0
+
+
+class StepMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of `batch` streams of which each verified `drafted` tokens in the mean: milliseconds a step."""
+
+    batch: int
+    drafted: float
+    ms: float
+    steps: int = 1
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured steps: `plain` of an engine that cannot draft, `drafting` of one that can."""
+
+    plain: tuple[StepMeasured, ...]
+    drafting: tuple[StepMeasured, ...]
+
+    def plain_ms(self, batch: float) -> float:
+        """Milliseconds of a step without any drafts; raises `ValueError` without a measurement."""
+        return on_line(sorted({one.batch: one.ms for one in self.plain}.items()), batch)
+
+    def drafting_ms(self, batch: int, drafted: float) -> float:
+        """Milliseconds of a step that verifies `drafted` tokens of each stream; raises `ValueError` as above."""
+        batches = sorted({one.batch for one in self.drafting})
+        return on_line([(at, self._at(at, drafted)) for at in batches], batch)
+
+    def _at(self, batch: int, drafted: float) -> float:
+        points = [(one.drafted, one.ms) for one in self.drafting if one.batch == batch]
+        return on_line(sorted(points), drafted)
+
+    def expected_ms(self, batch: int, counts: DraftCounts) -> float:
+        """Milliseconds of a step where drafts come as `counts` say; see the module."""
+        share, length = counts.draft_share or 0.0, counts.draft_tokens_mean or 0.0
+        return math.fsum(
+            math.comb(batch, drafting)
+            * share**drafting
+            * (1.0 - share) ** (batch - drafting)
+            * self.drafting_ms(batch, drafting * length / batch)
+            for drafting in range(batch + 1)
+        )
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What `batch` streams get at one depth: a stream's milliseconds a token, and all streams' tokens per second."""
+
+    batch: int
+    depth: int
+    step_ms: float
+    tokens_per_step: float
+
+    @property
+    def tpot_ms(self) -> float:
+        """Milliseconds of a stream's output token."""
+        return self.step_ms / self.tokens_per_step
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second of all streams."""
+        return 1000.0 * self.batch / self.tpot_ms
+
+
+def predict(times: StepTimes, batch: int, depth: int, counts: DraftCounts) -> Predicted:
+    """Predict one depth; at depth 0 `counts` do not matter."""
+    if depth == DEPTH_OFF:
+        return Predicted(
+            batch=batch, depth=depth, step_ms=times.plain_ms(batch), tokens_per_step=1.0
+        )
+    return Predicted(
+        batch=batch,
+        depth=depth,
+        step_ms=times.expected_ms(batch, counts),
+        tokens_per_step=counts.tokens_per_step or 1.0,
+    )
+
+
+def best_depth(times: StepTimes, batch: int, by_depth: Mapping[int, DraftCounts]) -> Predicted:
+    """Return the depth with most tokens per second; of equals the shallowest, so that 0 needs no reason."""
+    every = [
+        predict(times, batch, DEPTH_OFF, DraftCounts()),
+        *(predict(times, batch, depth, counts) for depth, counts in sorted(by_depth.items())),
+    ]
+    return max(every, key=lambda one: (one.tokens_per_s, -one.depth))
+
+
+class MeasuredRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per second with drafts over without at one batch, with its interval where there is one."""
+
+    batch: int
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch where drafting stops to pay. None: above every batch measured, or not known for a bound.
+
+    0.0: it does not pay at the smallest batch. `low`: up to there it pays for sure; `high`: from there on it loses for
+    sure.
+    """
+
+    batch: float | None
+    low: float | None
+    high: float | None
+    measured_to: int
+
+
+def break_even(ratios: Sequence[MeasuredRatio]) -> BreakEven:
+    """Find the break-even among the measured batches; raises `ValueError` without any.
+
+    Bounds need an interval at every batch; without one they are unknown and told as the widest: 0 and None.
+    """
+    if not ratios:
+        raise ValueError("no batch was measured with and without drafts")
+    told = sorted(ratios, key=lambda one: one.batch)
+    lows = [(one.batch, one.low) for one in told if one.low is not None]
+    highs = [(one.batch, one.high) for one in told if one.high is not None]
+    whole = len(lows) == len(highs) == len(told)
+    return BreakEven(
+        batch=first_loss([(one.batch, one.ratio) for one in told]),
+        low=first_loss(lows) if whole else 0.0,
+        high=first_loss(highs) if whole else None,
+        measured_to=told[-1].batch,
+    )
+
+
+def on_line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Return the value at `at` on straight lines through points with rising x; beyond them the last line goes on.
+
+    Raises `ValueError` without points. With one point its value holds everywhere.
+    """
+    if not points:
+        raise ValueError("no step was measured")
+    if len(points) == 1:
+        return points[0][1]
+    place = next((n for n in range(1, len(points)) if at <= points[n][0]), len(points) - 1)
+    (x1, y1), (x2, y2) = points[place - 1], points[place]
+    if at < x1:
+        return y1
+    return y1 + (y2 - y1) * (at - x1) / (x2 - x1)

@@ -1,0 +1,296 @@
+"""Checkpoints in folders: read and proven whole, and written again in other precisions, whole or not at all."""
+
+import hashlib
+import json
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from trimtab.core.ports import EngineFormatError, LaunchError
+from trimtab.engines.compressed_tensors import (
+    CheckpointPlan,
+    encoded,
+    place_of_weight,
+    quantization_config,
+    stored_as,
+)
+from trimtab.engines.gguf_tensors import Group
+from trimtab.engines.low_precision import Floats, from_bf16
+from trimtab.engines.safetensors import StoredTensor, header_of, read_tensors
+from trimtab.runtime.model_copy import write_parts
+
+CONFIG: Final = "config.json"
+INDEX: Final = "model.safetensors.index.json"
+TOKENIZER: Final = "tokenizer.json"
+SPARE_BYTES: Final = 64 * 1024 * 1024
+_FLOATS: Final = ("BF16", "F16", "F32")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder of unquantized weights. `files`: the tensors of each file, in the order of their bytes."""
+
+    folder: Path
+    config: dict[str, Any]
+    files: dict[str, tuple[StoredTensor, ...]]
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """The tensors of all files."""
+        return tuple(tensor for name in sorted(self.files) for tensor in self.files[name])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read what a folder holds and check that it is whole; raises `LaunchError` that names the file and the fix."""
+    config = _json(folder / CONFIG)
+    if "quantization_config" in config:
+        raise LaunchError(f"{folder} is quantized already: name the folder of the original weights")
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise LaunchError(f"{folder} holds no *.safetensors: other formats are not read")
+    files: dict[str, tuple[StoredTensor, ...]] = {}
+    for name in names:
+        path = folder / name
+        with _mapped(path) as view:
+            files[name] = _read(path, view)
+    _check_index(folder, files)
+    found = Checkpoint(folder=folder, config=config, files=files)
+    if all(place_of_weight(one.name).group in _NOT_LINEAR for one in found.tensors):
+        kinds = config.get("architectures") or ["unnamed"]
+        raise LaunchError(
+            f"{folder}: its tensors have no names that are known (architecture {kinds[0]}): only models with "
+            "layers named self_attn.q_proj to mlp.down_proj can be walked"
+        )
+    _check_tokenizer(found)
+    return found
+
+
+_NOT_LINEAR: Final = (Group.OTHER, Group.EMBEDDING, Group.HEAD)
+
+
+def _read(path: Path, view: memoryview) -> tuple[StoredTensor, ...]:
+    try:
+        return read_tensors(view, file_bytes=len(view))
+    except EngineFormatError as error:
+        raise LaunchError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def _check_index(folder: Path, files: Mapping[str, tuple[StoredTensor, ...]]) -> None:
+    if not (folder / INDEX).is_file():
+        return
+    held = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
+    weights = _json(folder / INDEX).get("weight_map")
+    for tensor, name in weights.items() if isinstance(weights, dict) else ():
+        if held.get(tensor) != name:
+            raise LaunchError(f"{folder / INDEX} says that {tensor} is in {name}, and it is not")
+
+
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise `LaunchError` where the tokenizer has tokens that the model has no embedding for."""
+    path = checkpoint.folder / TOKENIZER
+    rows = [
+        tensor.shape[0]
+        for tensor in checkpoint.tensors
+        if place_of_weight(tensor.name).group is Group.EMBEDDING
+    ]
+    if not path.is_file() or not rows:
+        return
+    told = _json(path)
+    model = told.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [one["id"] for one in told.get("added_tokens") or [] if isinstance(one, dict)]
+    most = max((one for one in ids if isinstance(one, int)), default=-1)
+    if most >= rows[0]:
+        raise LaunchError(
+            f"{path} does not belong to these weights: it has the token {most:,} and the model {rows[0]:,} "
+            "embeddings; take the tokenizer that came with the weights"
+        )
+
+
+def checkpoint_sha256(checkpoint: Checkpoint) -> str:
+    """Return one checksum of the configuration and all weights; reads every byte."""
+    digest = hashlib.sha256()
+    for name in (CONFIG, *sorted(checkpoint.files)):
+        with (checkpoint.folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def check_finite(checkpoint: Checkpoint) -> None:
+    """Read every weight once; raises `LaunchError` for a tensor that holds what is no number."""
+    every = frozenset(one.name for one in checkpoint.tensors if one.dtype in _FLOATS)
+    for _ in weights_in(checkpoint, every):
+        pass
+
+
+def weights_in(checkpoint: Checkpoint, names: frozenset[str]) -> Iterator[tuple[str, Floats]]:
+    """Yield the values of some tensors; raises `LaunchError` for one that is not finite."""
+    for file, tensors in checkpoint.files.items():
+        wanted = [tensor for tensor in tensors if tensor.name in names]
+        with _mapped(checkpoint.folder / file) as view:
+            for tensor in wanted:
+                yield tensor.name, _values(checkpoint.folder / file, tensor, view)
+
+
+def write_checkpoint(checkpoint: Checkpoint, target: Path, plan: CheckpointPlan) -> Path:
+    """Write a checkpoint in the precision of a plan and return its folder; it appears whole or not at all.
+
+    The original is only read. Raises `LaunchError`; nothing of a target that failed is left.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free, need = shutil.disk_usage(target.parent).free, checkpoint.weight_bytes + SPARE_BYTES
+    if free < need:
+        raise LaunchError(
+            f"{target.parent} has {free >> 20:,} MiB free and {need >> 20:,} are needed for a copy of "
+            f"{checkpoint.folder}: choose another folder (--report)"
+        )
+    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=".part-"))
+    try:
+        _write(checkpoint, made, plan)
+        _check_written(made, checkpoint, plan)
+        if target.exists():
+            shutil.rmtree(target)
+        made.chmod(0o755)
+        made.replace(target)
+    except OSError as error:
+        raise LaunchError(
+            f"{target} cannot be written from {checkpoint.folder}: {error.strerror or error}; nothing of it was kept"
+        ) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return target
+
+
+def _write(checkpoint: Checkpoint, made: Path, plan: CheckpointPlan) -> None:
+    for path in checkpoint.folder.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG, INDEX):
+            shutil.copyfile(path, made / path.name)
+    for name in checkpoint.files:
+        with _mapped(checkpoint.folder / name) as view:
+            write_parts(made / name, _parts(checkpoint, name, view, plan))
+    config = dict(checkpoint.config)
+    if (quantized := quantization_config(plan)) is not None:
+        config["quantization_config"] = quantized
+    (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    if len(checkpoint.files) > 1:
+        index = {
+            "metadata": {"total_size": sum(one.size for one in _planned(checkpoint, plan))},
+            "weight_map": {
+                one.name: name
+                for name, tensors in checkpoint.files.items()
+                for one in _stored(tensors, plan)
+            },
+        }
+        (made / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _parts(
+    checkpoint: Checkpoint, name: str, view: memoryview, plan: CheckpointPlan
+) -> Iterator[bytes]:
+    tensors = checkpoint.files[name]
+    converted = plan.converted
+    yield header_of(_stored(tensors, plan))
+    for tensor in tensors:
+        if tensor.name in converted:
+            yield from encoded(_values(checkpoint.folder / name, tensor, view), plan.scheme)
+        else:
+            yield bytes(view[tensor.start : tensor.start + tensor.size])
+
+
+def _stored(tensors: tuple[StoredTensor, ...], plan: CheckpointPlan) -> list[StoredTensor]:
+    converted = plan.converted
+    return [
+        part
+        for tensor in tensors
+        for part in (stored_as(tensor, plan.scheme) if tensor.name in converted else (tensor,))
+    ]
+
+
+def _planned(checkpoint: Checkpoint, plan: CheckpointPlan) -> list[StoredTensor]:
+    return [one for tensors in checkpoint.files.values() for one in _stored(tensors, plan)]
+
+
+def _check_written(made: Path, checkpoint: Checkpoint, plan: CheckpointPlan) -> None:
+    """Read back what was written; raises `LaunchError` where a file does not hold what was planned."""
+    for name, tensors in checkpoint.files.items():
+        with _mapped(made / name) as view:
+            found = {(one.name, one.dtype, one.shape) for one in _read(made / name, view)}
+        planned = {(one.name, one.dtype, one.shape) for one in _stored(tensors, plan)}
+        if found != planned:
+            raise LaunchError(f"{made / name} does not hold what was to be written")
+
+
+def types_by_group(tensors: tuple[StoredTensor, ...]) -> dict[str, dict[str, int]]:
+    """Count the weights of each type in each group; what a checkpoint really holds."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        module, _, kind = tensor.name.rpartition(".")
+        if kind not in ("weight", "weight_packed"):
+            continue
+        counts = found.setdefault(place_of_weight(f"{module}.weight").group.value, {})
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
+    return found
+
+
+def written_tensors(folder: Path) -> tuple[StoredTensor, ...]:
+    """Return what a folder's files hold; raises `LaunchError`."""
+    found: list[StoredTensor] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with _mapped(path) as view:
+            found += _read(path, view)
+    return tuple(found)
+
+
+def _values(path: Path, tensor: StoredTensor, view: memoryview) -> Floats:
+    # A copy: an error whose traceback held a part of the map would keep it from being closed.
+    raw = bytes(view[tensor.start : tensor.start + tensor.size])
+    match tensor.dtype:
+        case "BF16":
+            values = from_bf16(raw, tensor.shape)
+        case "F16" | "F32":
+            kind = np.float16 if tensor.dtype == "F16" else np.float32
+            values = np.frombuffer(raw, dtype=kind).astype(np.float32).reshape(tensor.shape)
+        case _:
+            raise LaunchError(
+                f"{path}: {tensor.name} is {tensor.dtype}, which is not read as weights: give BF16, F16 or F32"
+            )
+    if not np.isfinite(values).all():
+        bad = int(np.size(values) - np.isfinite(values).sum())
+        raise LaunchError(
+            f"{path}: {tensor.name} has {bad:,} values that are no numbers (NaN or infinite): the weights are broken"
+        )
+    return values
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise LaunchError(f"{path} is no JSON object: {error}") from error
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """Map a file to be read; raises `LaunchError` for one that is missing or empty."""
+    if not path.is_file() or path.stat().st_size == 0:
+        raise LaunchError(f"{path} is missing or empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        view = memoryview(data)
+        try:
+            yield view
+        finally:
+            view.release()

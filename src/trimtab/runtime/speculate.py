@@ -1,0 +1,153 @@
+"""Finds where drafting pays on the embedded engine: `trimtab speculate`.
+
+Answers are recorded without drafts; what every rule of drafting would have done over them is counted. What a step
+costs by batch and by what it verifies is measured apart, where almost no draft agrees. Both together predict every
+depth at every batch; then every depth runs, in turn with none, in closed loops of the requests that drafting promises
+most for. In the end each request is answered alone with the chosen depth and without, at every temperature.
+"""
+
+import asyncio
+import math
+import platform
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+
+from trimtab.core.ports import Clock
+from trimtab.core.revision import Revision
+from trimtab.levers.speculation_found import Speculated
+from trimtab.policies.speculation_model import best_depth, predict
+from trimtab.runtime.launcher import LlamaCppLauncher
+from trimtab.runtime.model import baseline_revision, check_model
+from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.speculate_answer import (
+    Measured,
+    answer_of,
+    choose_settings,
+    judged_label,
+    looped_places,
+)
+from trimtab.runtime.speculate_ask import SpeculateAsk
+from trimtab.runtime.speculate_compare import points_of, run_loops, run_pairs
+from trimtab.runtime.speculate_record import asked_of, check_schemas, record
+from trimtab.runtime.speculate_stage import DraftStage
+from trimtab.runtime.speculate_steps import OFF, measure_steps, noise_prompt
+from trimtab.workloads.draft_samples import DraftSample, sample_tokens
+
+RECORDER: Final = "recorder"
+CONTEXT_STEP: Final = 128
+CONTEXT_SPARE: Final = 1.25
+"""Prompts may be longer than they are estimated by so much."""
+CONTEXT_MIN: Final = 512
+
+Progress = Callable[[float, str], None]
+"""(part done from 0 to 1, what is being done)."""
+
+
+class Speculator:
+    """One measurement."""
+
+    def __init__(self, ask: SpeculateAsk, clock: Clock, on_progress: Progress) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._say = on_progress
+
+    async def run(self) -> Speculated:
+        """Measure; raises `LaunchError`, `ArmError`. Whatever was started is ended."""
+        began_s = self._clock.mono_s()
+        check_schemas(self._ask.samples)
+        revision = await asyncio.to_thread(self._revision)
+        launcher = LlamaCppLauncher(
+            clock=self._clock,
+            start_timeout_s=self._ask.start_timeout_s,
+            threads=self._ask.engine.threads,
+        )
+        try:
+            # Every request has a connection of its own: the engine closes kept ones when it likes.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                stage = DraftStage(launcher, session, self._clock, revision)
+                try:
+                    measured = await self.measure(stage)
+                except ArmError as error:
+                    raise ArmError(f"{error}{stage.ended()}") from error
+        finally:
+            await launcher.close()
+        return answer_of(
+            measured,
+            self._ask,
+            revision,
+            machine=f"{platform.machine()}, {stage.threads} threads a replica",
+            took_s=self._clock.mono_s() - began_s,
+        )
+
+    def _revision(self) -> Revision:
+        ask = self._ask
+        revision = baseline_revision(ask.engine)
+        context = _context(ask.samples)
+        trained = check_model(revision.model.path).context_tokens
+        return revision.replace(
+            slots=max(*ask.batches, len(ask.samples)),
+            context_tokens=min(context, trained or context),
+            speculation=OFF,
+        )
+
+    async def measure(self, stage: DraftStage) -> Measured:
+        """Measure with the arms that a stage starts; raises `LaunchError`, `ArmError`."""
+        ask = self._ask
+        off = await stage.start(RECORDER, OFF)
+        asked = await asked_of(off, ask.samples)
+        answers = await record(off, asked, ask.temperatures, ask.seed, self._part(0.0, 0.15))
+        label = judged_label(answers, ask)
+        like = [one for one in asked if one.sample.label == label]
+        prompt, alphabet = noise_prompt(asked, like, ask.seed)
+        times, off_inside = await measure_steps(
+            stage,
+            prompt,
+            alphabet,
+            batches=ask.batches,
+            depths=ask.depths,
+            rounds=ask.rounds,
+            seed=ask.seed,
+            say=self._part(0.15, 0.4),
+        )
+        chosen = choose_settings(label, answers, times, ask)
+        loops, arms = await run_loops(
+            stage,
+            off,
+            looped_places(asked, answers, label),
+            asked,
+            chosen.settings,
+            batches=ask.batches,
+            rounds=ask.rounds,
+            loop_s=ask.loop_s,
+            say=self._part(0.4, 0.8),
+        )
+        # Where none is best, the next one still shows what it would do to each kind of traffic.
+        depth = best_depth(times, ask.batch, chosen.counts).depth or min(
+            chosen.counts, key=lambda k: predict(times, ask.batch, k, chosen.counts[k]).tpot_ms
+        )
+        await stage.idle(arms[depth])
+        await stage.spread(off, arms[depth], range(len(asked)))
+        pairs = await run_pairs(
+            off, arms[depth], asked, ask.temperatures, ask.seed, self._part(0.8, 1.0)
+        )
+        return Measured(
+            times=times,
+            off_inside=off_inside,
+            chosen=chosen,
+            loops=loops,
+            points=points_of(loops, times, chosen.counts, ask.batches),
+            depth=depth,
+            pairs=pairs,
+        )
+
+    def _part(self, low: float, high: float) -> Progress:
+        return lambda done, words: self._say(low + (high - low) * done, words)
+
+
+def _context(samples: tuple[DraftSample, ...]) -> int:
+    """Return tokens of a slot that hold the longest request with its answer."""
+    longest = max(CONTEXT_SPARE * sample_tokens(one) + one.tokens_max for one in samples)
+    return max(CONTEXT_MIN, CONTEXT_STEP * math.ceil(longest / CONTEXT_STEP))

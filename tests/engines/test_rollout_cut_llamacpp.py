@@ -1,0 +1,158 @@
+"""A lever that is good on average and bad for long inputs, on a real fleet: long inputs alone leave it."""
+
+import asyncio
+import random
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from serving_kit import RECORD, Serving, until_true
+
+from trimtab.core.config import EngineConfig
+from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.events import CutsKept, GatesEvaluated
+from trimtab.core.record import RequestRecord
+from trimtab.core.types import Arm, RolloutState
+
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation of its own for each test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+LONG = Cut(Dimension.INPUT_TOKENS, "256-1024")
+LONG_TOKENS_MIN = 256
+DRAFTS_IN_ONE_SLOT = RECORD.format(
+    name="drafts-in-one-slot",
+    technique="speculation",
+    head="[revision]\nslots = 1\nspeculation = {method = 'ngram_simple', match_tokens = 6, draft_tokens_max = 8}",
+    shares="[0.5, 0.95]",
+    peak="20min",
+    block="2s",
+    rest="""
+[expected.tpot_ms]
+ratio = 0.7
+low = 0.4
+high = 0.95
+because = "texts are repeated"
+[[gates]]
+name = "answers to long inputs"
+metric = "e2e_ms"
+question = "veto"
+margin = 0.25
+alpha = 0.1
+cut = "input_tokens=256-1024"
+min_requests = 4
+min_units = 3
+required = false
+[[gates]] # whole answers are what is waited for here: of all traffic, first tokens may take their time
+name = "ttft_ms canary"
+metric = "ttft_ms"
+question = "veto"
+margin = 10.0
+during = ["canary"]
+[[gates]]
+name = "ttft tail"
+metric = "ttft_ms"
+statistic = "tail_p95"
+question = "veto"
+margin = 10.0
+""",
+)
+"""It drafts, which helps short requests most; and its one slot forgets a long prompt at the next short one."""
+
+REPEATED = "Repeat this line ten times: one two three four five six seven eight nine ten."
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
+DOCUMENT = " ".join(random.Random(5).choice(WORDS) for _ in range(200))
+SHORT_PER_LONG = 4
+TOKENS = 28
+"""Of every answer: what tells long inputs apart is their length alone."""
+
+
+async def test_lever_that_harms_long_inputs_is_stopped_for_long_inputs_only(
+    tmp_path: Path,
+) -> None:
+    """Answers come sooner on average; those to long inputs do not: they leave the slice, the rest of it stays."""
+    engine = EngineConfig(slots=4, context_tokens=1024, threads=1)
+    async with Serving(tmp_path, engine) as serving:
+        record = serving.record(DRAFTS_IN_ONE_SLOT)
+        await serving.start(record)
+        sessions = [
+            *await serving.sessions(Arm.BASELINE, 1),
+            *await serving.sessions(Arm.CANDIDATE, 1),
+        ]
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(mixed(serving, each, stop)) for each in sessions]
+        try:
+            await leave(serving)
+            seen = len(serving.system.records)
+            await until_true(
+                lambda: enough_since(serving, seen), 60, "both kinds are served afterwards"
+            )
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+        before, after = serving.system.records[:seen], serving.system.records[seen:]
+        assert list(refused(serving)) == [str(LONG)]
+        (why,) = refused(serving).values()
+        assert why.startswith("answers to long inputs: worse by more than 25% is shown")
+        # What the two clients had in flight as the cut left was sent before.
+        assert {one.arm for one in after[2:] if is_long(one)} == {Arm.BASELINE}
+        assert Arm.CANDIDATE in {one.arm for one in after if not is_long(one)}
+        assert serving.state(record.name) is RolloutState.CANARY
+        assert all(one.ok for one in serving.system.records)
+        assert e2e_ms(before, Arm.CANDIDATE) < e2e_ms(before, Arm.BASELINE)
+
+
+async def mixed(serving: Serving, session: str, stop: asyncio.Event) -> None:
+    """Short requests that draft well, now and then another question about a document, until told to stop."""
+    turn = 0
+    while not stop.is_set():
+        for _ in range(SHORT_PER_LONG):
+            assert await serving.ask(session, REPEATED, tokens=TOKENS)
+        turn += 1
+        question = f"{DOCUMENT}. Question {turn}: which word comes first?"
+        assert await serving.ask(session, question, tokens=TOKENS)
+
+
+async def leave(serving: Serving) -> None:
+    """Wait until a cut leaves; if none does, say what the last look said."""
+    try:
+        await until_true(lambda: bool(refused(serving)), 280, "long inputs leave the slice")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{told(serving)}") from None
+
+
+def is_long(record: RequestRecord) -> bool:
+    return (record.tokens.prompt or 0) >= LONG_TOKENS_MIN
+
+
+def enough_since(serving: Serving, seen: int) -> bool:
+    """Whether long and short requests of the candidate's session were served since."""
+    after = serving.system.records[seen + 2 :]
+    short = sum(one.arm is Arm.CANDIDATE and not is_long(one) for one in after)
+    return short >= 2 * SHORT_PER_LONG and sum(map(is_long, after)) >= 3
+
+
+def refused(serving: Serving) -> dict[str, str]:
+    """Cuts that left, with the reason."""
+    found = [event.refused for event in serving.events() if isinstance(event, CutsKept)]
+    return {cut: why for one in found for cut, why in one.items()}
+
+
+def e2e_ms(records: list[RequestRecord], arm: Arm) -> float:
+    """Mean time of all requests of an arm that were compared, long ones too."""
+    times = [one.e2e_ms for one in records if one.arm is arm and one.lever and one.e2e_ms]
+    return fmean(times)
+
+
+def told(serving: Serving) -> str:
+    """What the last look said, and how far the arms are apart."""
+    looks = [event for event in serving.events() if isinstance(event, GatesEvaluated)]
+    results = looks[-1].results if looks else ()
+    said = [f"{one.gate} ({one.cut}) {one.value}: {one.reason}" for one in results]
+    counts = {arm: sum(one.arm is arm for one in serving.system.records) for arm in Arm}
+    return "\n".join([str(serving.control.controller.proof), str(counts), *said])

@@ -1,0 +1,139 @@
+"""What measuring drafting writes: a lever record that can be proposed, tables, a page, lists of numbers on options."""
+
+import asyncio
+import tomllib
+
+import click
+import msgspec
+import pytest
+from draft_kit import REVISION, FakeStage, Law, ask_of, edit
+
+from trimtab.core.lever import TriggerAction
+from trimtab.core.revision import Speculation, SpeculationMethod
+from trimtab.core.types import Technique
+from trimtab.interfaces.speculate_cli import _Numbers
+from trimtab.interfaces.speculate_html import page
+from trimtab.interfaces.speculate_lever import even_words, lever_record
+from trimtab.interfaces.speculate_view import cut_rows, point_rows, summary_words
+from trimtab.levers.speculation_found import Speculated
+from trimtab.policies.speculation_model import BreakEven
+from trimtab.rollout.short_record import complete, parse_record
+from trimtab.runtime.clock import SystemClock
+from trimtab.runtime.speculate import Speculator
+from trimtab.runtime.speculate_answer import answer_of
+from trimtab.runtime.speculate_ask import SpeculateAsk
+
+
+def find(stage: FakeStage, ask: SpeculateAsk) -> Speculated:
+    speculator = Speculator(ask, SystemClock(), lambda *_: None)
+    measured = asyncio.run(speculator.measure(stage))  # type: ignore[arg-type]
+    return answer_of(measured, ask, REVISION, machine="here", took_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def paying() -> Speculated:
+    return find(FakeStage(Law(base=10.0, token=0.6)), ask_of())
+
+
+def test_record_can_be_proposed_as_it_is(paying: Speculated) -> None:
+    """The parser of lever records takes it and it completes for a plain fleet; the slice is what gains."""
+    text = lever_record(paying)
+    assert text is not None
+    short = parse_record(text, source="lever.toml")
+    assert short.technique is Technique.SPECULATION
+    assert "label=edit" in short.slice
+    record = complete(short, baseline=REVISION, now_s=0.0)
+    assert record.revision is not None
+    assert record.revision.speculation == paying.speculation
+    assert record.revision.speculation.method is SpeculationMethod.NGRAM_SIMPLE
+
+
+def test_record_expects_what_was_measured(paying: Speculated) -> None:
+    """The ratio of time per token of the cuts that gain, within their intervals."""
+    text = lever_record(paying)
+    assert text is not None
+    expected = tomllib.loads(text)["expected"]["tpot_ms"]
+    assert expected["low"] <= expected["ratio"] <= expected["high"] < 1.0
+
+
+def test_record_watches_the_break_even_and_drafts_by_temperature(paying: Speculated) -> None:
+    """Off above the break-even, on again lower; what falls at one temperature goes off there."""
+    text = lever_record(paying)
+    assert text is not None
+    triggers = parse_record(text, source="lever.toml").triggers
+    batch = next(one for one in triggers if one.name == "batch-over-break-even")
+    assert batch.on_at is not None
+    assert batch.on_at < batch.off_at
+    assert any(one.action is TriggerAction.DISABLE_CUT for one in triggers)
+
+
+def test_record_leaves_out_answers_bound_to_a_schema_unless_they_stayed_valid() -> None:
+    """Shown to stay valid: in; broken or not measured: out."""
+    stayed = lever_record(find(FakeStage(), ask_of()))
+    broken = lever_record(find(FakeStage(broken=True), ask_of()))
+    unknown = lever_record(find(FakeStage(), ask_of(*(edit(n) for n in range(4)))))
+    assert stayed is not None
+    assert broken is not None
+    assert unknown is not None
+    assert tomllib.loads(stayed)["without"] == []
+    assert tomllib.loads(broken)["without"] == ["constraint=json_schema"]
+    assert tomllib.loads(unknown)["without"] == ["constraint=json_schema"]
+
+
+def test_no_record_where_it_stays_off() -> None:
+    """Nothing is proposed that loses."""
+    assert lever_record(find(FakeStage(Law(base=0.1, token=10.0, looking=1.0)), ask_of())) is None
+
+
+def test_page_tells_every_point_and_cut_and_needs_nothing_else(paying: Speculated) -> None:
+    """Two pictures, every batch and kind of traffic; nothing is fetched from elsewhere."""
+    shown = page(paying)
+    assert shown.count("<svg") == 2
+    assert all(one.label in shown for one in paying.cuts)
+    assert "http://" not in shown.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_rows_tell_n_and_intervals(paying: Speculated) -> None:
+    """No drafts is the measure of itself; every other point has an interval; requests are counted."""
+    rows = point_rows(paying)
+    assert len(rows) == len(paying.points)
+    assert all("[" in row[-1] for row in rows if row[1] != "none")
+    assert any(row[2] == "4 of 4" for row in cut_rows(paying.cuts))
+
+
+def test_summary_says_the_depth_of_every_batch(paying: Speculated) -> None:
+    """And how many points were predicted well."""
+    words = "\n".join(summary_words(paying))
+    assert all(f"at {one.batch}" in words for one in paying.choices)
+    assert f"of {len(paying.points)} points" in words
+
+
+@pytest.mark.parametrize(
+    ("even", "words"),
+    [
+        (BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=32), "5.0 streams [4.0, 7.0]"),
+        (BreakEven(batch=5.0, low=4.0, high=None, measured_to=32), "5.0 streams [4.0, over 32]"),
+        (BreakEven(batch=None, low=None, high=None, measured_to=32), "above the 32 streams"),
+    ],
+)
+def test_break_even_is_said_with_its_bounds(even: BreakEven, words: str) -> None:
+    """Not found within what was measured is said so."""
+    assert words in even_words(even)
+
+
+def test_lists_of_numbers_are_sorted_and_within_bounds() -> None:
+    """A number twice is one; a word or one out of bounds is refused."""
+    kind = _Numbers(1, 256, whole=True)
+    assert kind.convert("8,1,8", None, None) == (1, 8)
+    for wrong in ("0", "1,x", "1.5", ""):
+        with pytest.raises(click.BadParameter):
+            kind.convert(wrong, None, None)
+
+
+def test_speculation_of_an_answer_is_of_the_engine(paying: Speculated) -> None:
+    """Each depth has its n-gram, none longer than the depth, which the engine would never draft."""
+    assert all(
+        (one.match_tokens or 0) <= (one.draft_tokens_max or 0) for one in paying.settings.values()
+    )
+    assert all(isinstance(one, Speculation) for one in paying.settings.values())
+    assert msgspec.json.encode(paying)

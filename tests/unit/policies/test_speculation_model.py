@@ -1,0 +1,121 @@
+"""The model of drafting: what a step costs, which depth gives most tokens per time, where it stops to pay."""
+
+import pytest
+
+from trimtab.policies.ngram_drafts import DraftCounts
+from trimtab.policies.speculation_model import (
+    MeasuredRatio,
+    StepMeasured,
+    StepTimes,
+    best_depth,
+    break_even,
+    on_line,
+    predict,
+)
+
+
+def times(base: float = 10.0, token: float = 1.0, looking: float = 0.0) -> StepTimes:
+    """Steps of `base` + `token` for each token computed."""
+    batches = (1, 4, 16)
+    return StepTimes(
+        plain=tuple(StepMeasured(batch=b, drafted=0.0, ms=base + token * b) for b in batches),
+        drafting=tuple(
+            StepMeasured(batch=b, drafted=d, ms=base + token * b * (1 + d) + looking)
+            for b in batches
+            for d in (0.0, 4.0, 8.0)
+        ),
+    )
+
+
+def counts(drafts: int, accepted: tuple[int, ...], steps: int = 10) -> DraftCounts:
+    """Ten steps of which some drafted as many tokens as there are positions."""
+    return DraftCounts(
+        requests=1,
+        tokens=steps + sum(accepted),
+        steps=steps,
+        drafted=(drafts,) * len(accepted),
+        accepted=accepted,
+    )
+
+
+def test_step_of_independent_drafts_costs_their_mean_where_steps_are_linear() -> None:
+    """Half the steps draft 4 tokens: 2 tokens more in the mean, at every batch."""
+    half = counts(5, (5, 5, 5, 5))
+    for batch in (1, 4, 16):
+        expected = 10.0 + batch * (1 + 2.0)
+        assert times().expected_ms(batch, half) == pytest.approx(expected)
+
+
+def test_step_that_drafts_nothing_costs_what_looking_costs() -> None:
+    """Off inside the engine is not the plain engine."""
+    nothing = counts(0, ())
+    assert times(looking=0.5).expected_ms(4, nothing) == pytest.approx(14.5)
+    assert predict(times(looking=0.5), 4, 0, nothing).step_ms == pytest.approx(14.0)
+
+
+def test_depth_is_the_one_with_most_tokens_per_time() -> None:
+    """Acceptance that falls fast makes the deeper draft a loss."""
+    by_depth = {4: counts(10, (9, 8, 7, 6)), 8: counts(10, (9, 8, 7, 6, 0, 0, 0, 0))}
+    assert best_depth(times(), 1, by_depth).depth == 4
+
+
+def test_depth_is_none_where_nothing_is_accepted() -> None:
+    """Zero is allowed: with every draft refused no depth is worth its step."""
+    by_depth = {4: counts(10, (0, 0, 0, 0))}
+    assert best_depth(times(), 1, by_depth).depth == 0
+
+
+def test_depth_goes_to_none_as_the_batch_grows() -> None:
+    """What one stream gains, sixteen lose: their step is computing already."""
+    by_depth = {4: counts(10, (7, 6, 5, 4))}
+    assert best_depth(times(), 1, by_depth).depth == 4
+    assert best_depth(times(), 16, by_depth).depth == 0
+
+
+def test_rate_and_time_per_token_are_of_the_same_step() -> None:
+    """Streams times a thousand over a stream's milliseconds a token."""
+    found = predict(times(), 4, 4, counts(10, (5, 5, 0, 0)))
+    assert found.tokens_per_step == pytest.approx(2.0)
+    assert found.tokens_per_s == pytest.approx(1000.0 * 4 / found.tpot_ms)
+
+
+def test_break_even_lies_between_the_batches_where_the_ratio_crosses() -> None:
+    """Its bounds are the crossings of the interval's ends."""
+    ratios = [
+        MeasuredRatio(batch=1, ratio=1.5, low=1.4, high=1.6),
+        MeasuredRatio(batch=4, ratio=1.1, low=0.9, high=1.3),
+        MeasuredRatio(batch=8, ratio=0.9, low=0.8, high=0.95),
+    ]
+    found = break_even(ratios)
+    assert found.batch == pytest.approx(6.0)
+    assert found.low == pytest.approx(1.0 + 3.0 * 0.4 / 0.5)
+    assert found.high == pytest.approx(4.0 + 4.0 * 0.3 / 0.35)
+
+
+def test_break_even_beyond_what_was_measured_is_told_as_none() -> None:
+    """It paid everywhere: where it stops is not known."""
+    found = break_even([MeasuredRatio(batch=1, ratio=1.5, low=1.2, high=1.8)])
+    assert (found.batch, found.low, found.high, found.measured_to) == (None, None, None, 1)
+
+
+def test_break_even_without_intervals_has_the_widest_bounds() -> None:
+    """One round tells no bound."""
+    found = break_even([MeasuredRatio(batch=1, ratio=1.5), MeasuredRatio(batch=2, ratio=0.9)])
+    assert found.batch == pytest.approx(1.0 + 0.5 / 0.6)
+    assert (found.low, found.high) == (0.0, None)
+
+
+def test_break_even_needs_a_measured_batch() -> None:
+    """Nothing measured is no break-even of 0."""
+    with pytest.raises(ValueError, match="no batch"):
+        break_even([])
+
+
+def test_line_goes_on_beyond_its_points_but_not_before_them() -> None:
+    """Larger batches than measured are guessed from the last two."""
+    points = [(1.0, 10.0), (2.0, 12.0), (4.0, 20.0)]
+    assert on_line(points, 3.0) == pytest.approx(16.0)
+    assert on_line(points, 6.0) == pytest.approx(28.0)
+    assert on_line(points, 0.5) == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="no step"):
+        on_line([], 1.0)
