@@ -98,7 +98,7 @@ class Speculator:
         ask = self._ask
         off = await stage.start(RECORDER, OFF)
         asked = await asked_of(off, ask.samples)
-        answers = await record(off, asked, ask.temperatures, ask.seed, self._part(0.0, 0.15))
+        answers = await record(off, asked, ask.seed, self._part(0.0, 0.1))
         label = judged_label(answers, ask)
         like = [one for one in asked if one.sample.label == label]
         prompt, alphabet = noise_prompt(asked, like, ask.seed)
@@ -110,7 +110,7 @@ class Speculator:
             depths=ask.depths,
             rounds=ask.rounds,
             seed=ask.seed,
-            say=self._part(0.15, 0.4),
+            say=self._part(0.1, 0.4),
         )
         chosen = choose_settings(label, answers, times, ask)
         loops, arms = await run_loops(
