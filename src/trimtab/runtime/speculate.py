@@ -86,9 +86,12 @@ class Speculator:
         ask = self._ask
         revision = baseline_revision(ask.engine)
         context = _context(ask.samples)
+        slots = max(*ask.batches, len(ask.samples))
         trained = check_model(revision.model.path).context_tokens
         return revision.replace(
-            slots=max(*ask.batches, len(ask.samples)),
+            slots=slots,
+            # All streams may draft at once, and the engine ends where a step has more tokens than its batch.
+            chunk_tokens=max(revision.chunk_tokens, slots * (1 + max(ask.depths))),
             context_tokens=min(context, trained or context),
             speculation=OFF,
         )

@@ -34,7 +34,7 @@ STEPS_MIN: Final = 4
 
 def idle_speculation() -> Speculation:
     """Return the speculation of an engine that looks and never finds."""
-    return _simple(NEVER_MATCH, NEVER_MATCH)
+    return _simple(NEVER_MATCH, 1)
 
 
 def _simple(match: int, depth: int) -> Speculation:
