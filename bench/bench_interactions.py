@@ -1,7 +1,7 @@
 """What precision does to drafts and to the cache: equal requests at several precisions, beside the original.
 
     python bench/bench_interactions.py [--model FILE] [--edits 6] [--weights q8_0 q4_0] [--kv q8_0 q4_0]
-                                       [--match 4] [--depth 8] [--out interactions.json]
+                                       [--match 4] [--depth 8] [--count] [--out interactions.json]
 
 For each precision (other weights with the original's KV, the original's weights with other KV) two embedded servers
 run, one that cannot draft and one that drafts n-grams, and answer every request one after the other, greedily; who
@@ -49,17 +49,17 @@ CONTEXT_TOKENS = 1024
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """One request at one precision, without and with drafts."""
+    """One request at one precision, without and with drafts; `off` None: it was only counted."""
 
     label: str
-    off: Decoded
+    off: Decoded | None
     on: Decoded
 
     @property
     def usable(self) -> bool:
-        """Whether neither answer loops and both have a time."""
-        looping = looks_looping(self.off.text) or looks_looping(self.on.text)
-        return not looping and bool(self.off.tpot_ms and self.on.tpot_ms)
+        """Whether no answer loops and each has a time."""
+        answers = [each for each in (self.off, self.on) if each is not None]
+        return all(each.tpot_ms and not looks_looping(each.text) for each in answers)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +98,7 @@ def asked_for(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--match", type=int, default=4)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", action="store_true", help="no plain server, and no times")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(arguments)
 
@@ -107,8 +108,12 @@ async def measured(
     launcher: LlamaCppLauncher,
     speculation: Speculation,
     samples: Sequence[DraftSample],
+    *,
+    timed: bool,
 ) -> tuple[tuple[Pair, ...], float]:
     """Answer everything on a plain and on a drafting server of one precision; return the pairs and KV bytes a token."""
+    if not timed:
+        return await counted(stage, launcher, speculation, samples)
     plain = await stage.start("plain", OFF)
     drafting = await stage.start("drafting", speculation)
     try:
@@ -123,6 +128,26 @@ async def measured(
     finally:
         await stage.stop(drafting)
         await stage.stop(plain)
+
+
+async def counted(
+    stage: DraftStage,
+    launcher: LlamaCppLauncher,
+    speculation: Speculation,
+    samples: Sequence[DraftSample],
+) -> tuple[tuple[Pair, ...], float]:
+    """Answer everything on a drafting server alone: what is drafted and accepted does not depend on the machine."""
+    drafting = await stage.start("drafting", speculation)
+    try:
+        pairs: list[Pair] = []
+        for slot, one in enumerate(await asked_of(drafting, samples)):
+            answer = await drafting.answer(one.prompt, slot=slot, temperature=0.0, seed=1)
+            pairs.append(Pair(one.sample.label, None, answer))
+        saved = await launcher.save_kv(drafting.name)
+        launcher.discard_kv(saved)
+        return tuple(pairs), saved.bytes / saved.tokens
+    finally:
+        await stage.stop(drafting)
 
 
 async def both(plain: DraftArm, drafting: DraftArm, one: Asked, slot: int) -> Pair:
@@ -149,7 +174,9 @@ def row_of(original: Precision, other: Precision, label: str) -> Row:
     mine = [pair for pair in other.pairs if pair.label == label]
     usable = [pair for pair in mine if pair.usable]
     changes = [covered(new.on) - covered(old.on) for old, new in both_ways]
-    times = [(pair.off.tpot_ms or 0.0, pair.on.tpot_ms or 0.0) for pair in usable]
+    times = [
+        (pair.off.tpot_ms or 0.0, pair.on.tpot_ms or 0.0) for pair in usable if pair.off is not None
+    ]
     return Row(
         weights=other.weights,
         kv=other.revision.kv_type,
@@ -196,12 +223,13 @@ def shown(share: Share) -> str:
         return "unknown"
     if share.interval is None:
         return f"{share.value:.1%} (n={share.n})"
-    return f"{share.value:.1%} [{share.interval.low:.1%}, {share.interval.high:.1%}] n={share.n}"
+    low, high = max(-1.0, share.interval.low), min(1.0, share.interval.high)
+    return f"{share.value:.1%} [{low:.1%}, {high:.1%}] n={share.n}"
 
 
 def line_of(row: Row) -> str:
     """Return a row of the table in Markdown."""
-    tpot = "unknown"
+    tpot = "not timed" if row.tpot.n == 0 else "unknown"
     if row.tpot.ratio is not None and row.tpot.interval is not None:
         tpot = f"{row.tpot.ratio:.2f} [{row.tpot.interval.low:.2f}, {row.tpot.interval.high:.2f}] n={row.tpot.n}"
     key = "equal" if row.kv_key_as_original else "unequal: refused"
@@ -241,7 +269,9 @@ async def run(options: argparse.Namespace, folder: Path) -> list[Row]:
             for name, kv in wanted:
                 revision = base.replace(model=models[name], kv_type=kv)
                 stage = DraftStage(launcher, session, clock, revision)
-                pairs, kv_bytes = await measured(stage, launcher, speculation, samples)
+                pairs, kv_bytes = await measured(
+                    stage, launcher, speculation, samples, timed=not options.count
+                )
                 told = Precision(
                     weights=name, revision=revision, pairs=pairs, kv_bytes_per_token=kv_bytes
                 )

@@ -1,5 +1,6 @@
 """Drafting without an engine: answers by a rule and times by a law, so that what should be found is known."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from trimtab.core.config import EngineConfig
 from trimtab.core.revision import Model, Revision, Speculation
 from trimtab.engines.llamacpp_decode import Decoded
 from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, replay
-from trimtab.runtime.speculate_arm import LoopTime, Prompt
+from trimtab.runtime.speculate_arm import LoopTime, Noise, Prompt
 from trimtab.runtime.speculate_ask import SpeculateAsk
 from trimtab.workloads.draft_samples import DraftSample
 
@@ -98,23 +99,20 @@ class FakeArm:
 
     async def noise(
         self, prompt: Sequence[int], alphabet: Sequence[int], *, batch: int, tokens: int, seed: int
-    ) -> list[Decoded]:
-        # Looked up singly, a token of the alphabet is always found; 64 of them never.
+    ) -> list[Noise]:
+        depth = self._speculation.draft_tokens_max or 0
+        # Looked up singly, a token of the alphabet is found; 64 of them never.
         single = self._speculation.match_tokens == 1
-        drafted = (self._speculation.draft_tokens_max or 0) if single else 0
-        steps = tokens - 1
-        ms = self._law.ms(batch, drafted, drafting=self._speculation.is_on)
-        one = Decoded(
-            tokens=(0,) * tokens,
-            text="",
-            output_tokens=tokens,
-            decode_ms=steps * ms * (1.0 + 0.001 * (seed % 7)),
-            drafted=drafted * steps,
-            accepted=0,
-            computed=1,
-            ended=False,
-        )
-        return [one] * batch
+        runs = []
+        for slot in range(batch):
+            rng = random.Random(seed + slot)
+            drawn = tuple(rng.choice(alphabet) for _ in range(tokens))
+            rule = NewestMatch(1, depth) if single else NewestMatch(10_000, 1)
+            counts = replay(prompt, drawn, rule, tokens_max=10_000)
+            drafted = sum(counts.drafted) / counts.steps
+            ms = self._law.ms(batch, drafted, drafting=self._speculation.is_on)
+            runs.append(Noise(tokens=drawn, ms=counts.steps * ms * (1.0 + 0.001 * (seed % 7))))
+        return runs
 
     async def loop(self, prompts: Sequence[Prompt], *, batch: int, least_s: float) -> LoopTime:
         counts = DraftCounts()

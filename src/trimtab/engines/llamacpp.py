@@ -160,6 +160,13 @@ class LlamaCppFormat:
         kv_type = _KV_TYPES.get(revision.kv_type)
         if kv_type is None:
             raise EngineFormatError(f"llama.cpp is not launched with a {revision.kv_type} KV cache")
+        drafts = revision.speculation.draft_tokens_max or 0
+        if revision.speculation.is_on and revision.slots * (1 + drafts) > revision.chunk_tokens:
+            raise EngineFormatError(
+                f"{revision.slots} slots that draft {drafts} tokens verify {revision.slots * (1 + drafts)} tokens in a "
+                f"step, and the engine ends where they are more than its chunk of {revision.chunk_tokens}: raise "
+                "engine.chunk_tokens, or lower engine.slots or draft_tokens_max"
+            )
         if revision.layout != "single":
             raise EngineFormatError(f"llama.cpp runs as one process, not as {revision.layout!r}")
         return {

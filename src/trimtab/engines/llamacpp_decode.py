@@ -101,7 +101,7 @@ def decode_body(
 def noise_body(
     prompt: Sequence[int], alphabet: Sequence[int], *, tokens: int, seed: int, slot: int
 ) -> bytes:
-    """Ask for tokens drawn evenly from an alphabet."""
+    """Ask for a stream of tokens drawn evenly from an alphabet."""
     return msgspec.json.encode(
         {
             "prompt": list(prompt),
@@ -113,6 +113,7 @@ def noise_body(
             "cache_prompt": True,
             "id_slot": slot,
             "return_tokens": True,
+            "stream": True,
             "logit_bias": [[token, ALPHABET_BIAS] for token in alphabet],
         }
     )
@@ -137,13 +138,13 @@ def read_decoded(body: bytes) -> Decoded:
     )
 
 
-def read_piece(data: bytes) -> int:
-    """Return how many tokens one event of a stream carries; 0 for its end; raises `EngineFormatError`."""
+def read_piece(data: bytes) -> tuple[int, ...]:
+    """Return the tokens that one event of a stream carries; none for its end; raises `EngineFormatError`."""
     try:
         found = _PIECES.decode(data)
     except msgspec.MsgspecError as error:
         raise EngineFormatError("the engine's event is no piece of a completion") from error
-    return 0 if found.stop else len(found.tokens)
+    return () if found.stop else tuple(found.tokens)
 
 
 def template_body(messages: Any) -> bytes:

@@ -161,6 +161,7 @@ def on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     """
     if not points:
         raise ValueError("no step was measured")
+    points = _merged(points)
     if len(points) == 1:
         return points[0][1]
     place = next((n for n in range(1, len(points)) if at <= points[n][0]), len(points) - 1)
@@ -168,3 +169,11 @@ def on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     if at < x1:
         return y1
     return y1 + (y2 - y1) * (at - x1) / (x2 - x1)
+
+
+def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points with the mean of those that share their x."""
+    by_x: dict[float, list[float]] = {}
+    for x, y in points:
+        by_x.setdefault(x, []).append(y)
+    return [(x, math.fsum(ys) / len(ys)) for x, ys in by_x.items()]

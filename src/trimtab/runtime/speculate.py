@@ -86,9 +86,12 @@ class Speculator:
         ask = self._ask
         revision = baseline_revision(ask.engine)
         context = _context(ask.samples)
+        slots = max(*ask.batches, len(ask.samples))
         trained = check_model(revision.model.path).context_tokens
         return revision.replace(
-            slots=max(*ask.batches, len(ask.samples)),
+            slots=slots,
+            # All streams may draft at once, and the engine ends where a step has more tokens than its batch.
+            chunk_tokens=max(revision.chunk_tokens, slots * (1 + max(ask.depths))),
             context_tokens=min(context, trained or context),
             speculation=OFF,
         )
@@ -98,7 +101,7 @@ class Speculator:
         ask = self._ask
         off = await stage.start(RECORDER, OFF)
         asked = await asked_of(off, ask.samples)
-        answers = await record(off, asked, ask.temperatures, ask.seed, self._part(0.0, 0.15))
+        answers = await record(off, asked, ask.seed, self._part(0.0, 0.1))
         label = judged_label(answers, ask)
         like = [one for one in asked if one.sample.label == label]
         prompt, alphabet = noise_prompt(asked, like, ask.seed)
@@ -110,7 +113,7 @@ class Speculator:
             depths=ask.depths,
             rounds=ask.rounds,
             seed=ask.seed,
-            say=self._part(0.15, 0.4),
+            say=self._part(0.1, 0.4),
         )
         chosen = choose_settings(label, answers, times, ask)
         loops, arms = await run_loops(

@@ -77,11 +77,7 @@ def judged_label(answers: Sequence[Recorded], ask: SpeculateAsk) -> str:
 
 def _judged(answers: Sequence[Recorded]) -> list[Recorded]:
     free = Constraint.FREE.value
-    return [
-        one
-        for one in answers
-        if one.temperature == 0.0 and one.usable and one.asked.constraint == free
-    ]
+    return [one for one in answers if one.usable and one.asked.constraint == free]
 
 
 def choose_settings(
@@ -117,7 +113,7 @@ def looped_places(
     asked: Sequence[Asked], answers: Sequence[Recorded], label: str
 ) -> tuple[int, ...]:
     """Return the places among the asked of the prompts to loop: of a label, answered usably and greedily."""
-    usable = {id(one.asked) for one in answers if one.usable and one.temperature == 0.0}
+    usable = {id(one.asked) for one in answers if one.usable}
     places = [
         place
         for place, one in enumerate(asked)

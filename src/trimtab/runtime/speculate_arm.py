@@ -1,7 +1,8 @@
 """One llama.cpp server whose decode is measured: whole answers with the engine's own times, and closed loops."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -30,6 +31,8 @@ from trimtab.runtime.quality_arm import ArmError
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S: Final = 300.0
+NOISE_SPARE: Final = 80
+"""Tokens asked for and not read; more than any draft has."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     tokens_max: int
     schema: Any = None
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that a stream drew, and milliseconds from the first that arrived to the last."""
+
+    tokens: tuple[int, ...]
+    ms: float
 
 
 class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,18 +106,32 @@ class DraftArm:
 
     async def noise(
         self, prompt: Sequence[int], alphabet: Sequence[int], *, batch: int, tokens: int, seed: int
-    ) -> list[Decoded]:
-        """Let `batch` slots draw tokens from an alphabet at once; raises `ArmError`."""
+    ) -> list[Noise]:
+        """Let `batch` slots draw tokens from an alphabet at once, and leave after `tokens`; raises `ArmError`.
+
+        More are asked for than are read, because the engine drafts no further than the answer may go.
+        """
         bodies = [
-            noise_body(prompt, alphabet, tokens=tokens, seed=seed + slot, slot=slot)
+            noise_body(prompt, alphabet, tokens=tokens + NOISE_SPARE, seed=seed + slot, slot=slot)
             for slot in range(batch)
         ]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._post(COMPLETION_PATH, body)) for body in bodies]
+                tasks = [group.create_task(self._noise(body, tokens)) for body in bodies]
         except* ArmError as failed:
             raise failed.exceptions[0] from None
-        return [self._read(task.result(), read_decoded) for task in tasks]
+        return [task.result() for task in tasks]
+
+    async def _noise(self, body: bytes, tokens: int) -> Noise:
+        drawn: list[int] = []
+        first_s = last_s = 0.0
+        async with contextlib.aclosing(self._pieces(body)) as pieces:
+            async for now_s, new in pieces:
+                first_s, last_s = (first_s if drawn else now_s), now_s
+                drawn += new
+                if len(drawn) >= tokens:
+                    break
+        return Noise(tokens=tuple(drawn), ms=1000.0 * (last_s - first_s))
 
     async def loop(self, prompts: Sequence[Prompt], *, batch: int, least_s: float) -> LoopTime:
         """Answer greedily with `batch` streams at once, each slot its own prompt, again and again.
@@ -151,8 +175,14 @@ class DraftArm:
             turn += 1
 
     async def _stream(self, book: "_LoopBook", stream: int, body: bytes) -> None:
-        parser = SSEParser()
         book.begin(stream)
+        async with contextlib.aclosing(self._pieces(body)) as pieces:
+            async for now_s, new in pieces:
+                book.came(stream, len(new), now_s)
+
+    async def _pieces(self, body: bytes) -> AsyncGenerator[tuple[float, list[int]], None]:
+        """Yield what arrives at once: when, and its tokens; raises `ArmError`."""
+        parser = SSEParser()
         try:
             async with self._session.post(
                 self.url + COMPLETION_PATH, data=body, headers=_JSON, timeout=_TIMEOUT
@@ -161,8 +191,10 @@ class DraftArm:
                     raise ArmError(f"{self.name} answered a stream with status {response.status}")
                 async for data, _ in response.content.iter_chunks():
                     now_s = self._clock.mono_s()
-                    pieces = [event.data for event in parser.feed(data) if event.data is not None]
-                    book.came(stream, sum(self._read(each, read_piece) for each in pieces), now_s)
+                    events = [event.data for event in parser.feed(data) if event.data is not None]
+                    new = [token for each in events for token in self._read(each, read_piece)]
+                    if new:
+                        yield now_s, new
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ArmError(f"{self.name} broke a stream off: {type(error).__name__}") from error
 
@@ -211,8 +243,6 @@ class _LoopBook:
 
     def came(self, stream: int, tokens: int, now_s: float) -> None:
         """Hear of tokens of a stream."""
-        if not tokens:
-            return
         last_s, self._last_s[stream] = self._last_s[stream], now_s
         if self._waiting:
             self._waiting.discard(stream)

@@ -37,10 +37,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer at one temperature, and whether it can be judged by."""
+    """A greedy answer, and whether it can be judged by."""
 
     asked: Asked
-    temperature: float
     decoded: Decoded
 
     @property
@@ -87,19 +86,15 @@ async def asked_of(arm: DraftArm, samples: Sequence[DraftSample]) -> tuple[Asked
 async def record(
     arm: DraftArm,
     asked: Sequence[Asked],
-    temperatures: Sequence[float],
     seed: int,
     say: Callable[[float, str], None],
 ) -> tuple[Recorded, ...]:
-    """Let the arm answer everything at every temperature; what is asked i-th stays in slot i. Raises `ArmError`."""
+    """Let the arm answer everything greedily; what is asked i-th stays in slot i. Raises `ArmError`."""
     found: list[Recorded] = []
     for slot, one in enumerate(asked):
         say(slot / len(asked), f"recording answers without drafts, {slot + 1} of {len(asked)}")
-        for temperature in temperatures:
-            decoded = await arm.answer(
-                one.prompt, slot=slot, temperature=temperature, seed=seed + slot
-            )
-            found.append(Recorded(asked=one, temperature=temperature, decoded=decoded))
+        decoded = await arm.answer(one.prompt, slot=slot, temperature=0.0, seed=seed)
+        found.append(Recorded(asked=one, decoded=decoded))
     return tuple(found)
 
 

@@ -12,16 +12,17 @@ from statistics import median
 from typing import Final
 
 from trimtab.core.revision import Speculation, SpeculationMethod
-from trimtab.engines.llamacpp_decode import Decoded
+from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, replay
 from trimtab.policies.speculation_model import StepMeasured, StepTimes
 from trimtab.quality.ladder import Ratio, ratio_of
 from trimtab.runtime.quality_arm import ArmError
-from trimtab.runtime.speculate_arm import Prompt
+from trimtab.runtime.speculate_arm import Noise, Prompt
 from trimtab.runtime.speculate_record import Asked
 from trimtab.runtime.speculate_stage import DraftStage
 
 ALPHABET_TOKENS: Final = 64
 NEVER_MATCH: Final = 64
+ENDLESS: Final = 1_000_000
 PLAIN: Final = "plain"
 IDLE: Final = "idle"
 OFF: Final = Speculation()
@@ -33,7 +34,7 @@ STEPS_MIN: Final = 4
 
 def idle_speculation() -> Speculation:
     """Return the speculation of an engine that looks and never finds."""
-    return _simple(NEVER_MATCH, NEVER_MATCH)
+    return _simple(NEVER_MATCH, 1)
 
 
 def _simple(match: int, depth: int) -> Speculation:
@@ -90,6 +91,7 @@ async def measure_steps(
         await stage.spread(arms[PLAIN], arm, [0] * most)
         # The first step of a size is slower: the engine lays out its work.
         await arm.noise(prompt.tokens, alphabet, batch=most, tokens=2, seed=seed)
+        await stage.idle(arm)
     seen: dict[tuple[str, int], list[StepMeasured]] = {}
     for turn in range(rounds):
         for at, batch in enumerate(batches):
@@ -97,14 +99,16 @@ async def measure_steps(
             names = [*arms]
             shift = (turn + at) % len(names)
             for name in names[shift:] + names[:shift]:
-                answers = await arms[name].noise(
+                await stage.idle(arms[name])
+                runs = await arms[name].noise(
                     prompt.tokens,
                     alphabet,
                     batch=batch,
                     tokens=1 + steps_of(batch),
                     seed=seed + 1000 * turn,
                 )
-                seen.setdefault((name, batch), []).append(step_of(answers, batch))
+                depth = int(name) if name.isdigit() else 0
+                seen.setdefault((name, batch), []).append(step_of(prompt, runs, depth))
     for arm in arms.values():
         await stage.stop(arm)
     return _times(seen, batches, depths), _off_inside(seen, batches)
@@ -115,17 +119,31 @@ def steps_of(batch: int) -> int:
     return next((steps for most, steps in STEPS if batch <= most), STEPS_MIN)
 
 
-def step_of(answers: Sequence[Decoded], batch: int) -> StepMeasured:
-    """Return the mean step of streams that ran together; raises `ArmError` without a step."""
-    steps = sum(one.steps for one in answers)
-    if not steps:
-        raise ArmError(f"{batch} streams took no step")
+def step_of(prompt: Prompt, runs: Sequence[Noise], depth: int) -> StepMeasured:
+    """Return the mean step of streams that ran together; raises `ArmError` without a step.
+
+    How many steps there were and what they verified follows from the tokens by the engine's rule.
+    """
+    counts = DraftCounts()
+    for run in runs:
+        rule = NewestMatch(1, depth) if depth else _Silent()
+        counts += replay(prompt.tokens, run.tokens, rule, tokens_max=ENDLESS)
+    if not counts.steps:
+        raise ArmError(f"{len(runs)} streams took no step")
     return StepMeasured(
-        batch=batch,
-        drafted=sum(one.drafted for one in answers) / steps,
-        ms=sum(one.decode_ms for one in answers) / steps,
-        steps=steps // batch,
+        batch=len(runs),
+        drafted=sum(counts.drafted) / counts.steps,
+        ms=sum(run.ms for run in runs) / counts.steps,
+        steps=counts.steps // len(runs),
     )
+
+
+class _Silent:
+    """Drafts nothing."""
+
+    def draft(self, history: Sequence[int]) -> Sequence[int]:
+        """See `Drafter`."""
+        return ()
 
 
 def _times(

@@ -77,6 +77,17 @@ def test_speculation_knobs(speculation: Speculation, expected: dict[str, object]
     assert found == expected
 
 
+def test_drafts_of_all_slots_must_fit_into_one_step() -> None:
+    """The engine would abort in service, when all slots draft at once; the error names what to change."""
+    drafting = Speculation(
+        method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=8, draft_tokens_max=8
+    )
+    fits = revision(speculation=drafting, slots=28, chunk_tokens=256)
+    assert FORMAT.launch_args(fits, PLACEMENT)["n_parallel"] == 28
+    with pytest.raises(EngineFormatError, match=r"engine\.chunk_tokens"):
+        FORMAT.launch_args(fits.replace(slots=29), PLACEMENT)
+
+
 @pytest.mark.parametrize("change", [{"kv_type": "q3"}, {"layout": "tp2"}])
 def test_revision_that_cannot_run_is_refused(change: dict[str, object]) -> None:
     """An unknown precision or layout is an error, never a default."""

@@ -65,8 +65,8 @@ def test_noise_can_only_be_of_its_alphabet() -> None:
 
 def test_pieces_of_a_stream_tell_their_tokens() -> None:
     """The last event repeats what came and counts for nothing."""
-    assert read_piece(b'{"stop": false, "tokens": [1], "content": "a"}') == 1
-    assert read_piece(b'{"stop": true, "tokens": [1, 2], "content": ""}') == 0
+    assert read_piece(b'{"stop": false, "tokens": [1], "content": "a"}') == (1,)
+    assert read_piece(b'{"stop": true, "tokens": [1, 2], "content": ""}') == ()
 
 
 @pytest.mark.parametrize("read", [read_decoded, read_piece, read_template])

@@ -117,5 +117,7 @@ def test_line_goes_on_beyond_its_points_but_not_before_them() -> None:
     assert on_line(points, 3.0) == pytest.approx(16.0)
     assert on_line(points, 6.0) == pytest.approx(28.0)
     assert on_line(points, 0.5) == pytest.approx(10.0)
+    assert on_line([(1.0, 10.0), (1.0, 14.0), (2.0, 20.0)], 1.0) == pytest.approx(12.0)
+    assert on_line([(1.0, 10.0), (1.0, 14.0)], 5.0) == pytest.approx(12.0)
     with pytest.raises(ValueError, match="no step"):
         on_line([], 1.0)

@@ -12,9 +12,11 @@ from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate import Speculator
 from trimtab.runtime.speculate_answer import answer_of
+from trimtab.runtime.speculate_arm import Noise, Prompt
 from trimtab.runtime.speculate_ask import SpeculateAsk
 from trimtab.runtime.speculate_compare import slots_used
 from trimtab.runtime.speculate_record import check_schemas
+from trimtab.runtime.speculate_steps import step_of
 from trimtab.workloads.draft_samples import DraftSample
 
 
@@ -119,6 +121,17 @@ def test_answer_survives_json() -> None:
     """What scripts read is what was found."""
     found = find(FakeStage(), ask_of())
     assert msgspec.json.decode(msgspec.json.encode(found), type=Speculated) == found
+
+
+def test_steps_follow_from_the_tokens_that_were_drawn() -> None:
+    """Every token stands in the prompt: each step after the first drafts, and what agrees is no step of its own."""
+    prompt = Prompt(tokens=(9, 9, 1, 2, 3, 4, 5, 6, 7, 8), tokens_max=1)
+    wrong = step_of(prompt, [Noise(tokens=(1, 5, 3), ms=40.0)] * 2, 2)
+    assert (wrong.batch, wrong.drafted, wrong.ms, wrong.steps) == (2, 2.0, 20.0, 2)
+    right = step_of(prompt, [Noise(tokens=(1, 2, 3, 9), ms=40.0)], 2)
+    assert (right.steps, right.ms) == (1, 40.0)
+    plain = step_of(prompt, [Noise(tokens=(1, 2, 3), ms=40.0)], 0)
+    assert (plain.drafted, plain.steps) == (0.0, 2)
 
 
 @pytest.mark.parametrize(
