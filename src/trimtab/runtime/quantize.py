@@ -59,6 +59,7 @@ class Quantizer:
         self._clock = clock
         self._say = on_progress
         self._sitting = Sitting(fingerprint="")
+        self._speed_seed = 0
 
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
@@ -234,10 +235,16 @@ class Quantizer:
                     arm.url,
                     rounds=self._ask.rounds,
                     concurrencies=self._ask.concurrencies,
+                    seed=self._next_seed(),
                 )
             resident = self._engine.resident_bytes()
         heard = msgspec.structs.replace(heard, speed=speed, resident_bytes=resident)
         return result_of(heard)
+
+    def _next_seed(self) -> int:
+        """Return a seed of prompts that no rung of this sitting has met."""
+        self._speed_seed += self._ask.rounds + 1
+        return self._speed_seed
 
     async def _heard(
         self,
