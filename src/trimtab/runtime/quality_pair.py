@@ -66,14 +66,18 @@ async def speed_of(
     *,
     rounds: int,
     concurrencies: Sequence[int],
+    seed: int = 0,
 ) -> Speed:
-    """Measure both in turn, `rounds` times; who goes first alternates. Raises `ArmError`."""
+    """Measure both in turn, `rounds` times; who goes first alternates. Raises `ArmError`.
+
+    `seed`: another one for each rung, or the original would have its prompts in its cache and the rung would not.
+    """
     seen: dict[str, list[SpeedRound]] = {base_url: [], rung_url: []}
     # The first round is not kept: engines allocate in it.
     for turn in range(rounds + 1):
         order = (base_url, rung_url) if turn % 2 else (rung_url, base_url)
         for url in order:
-            found = await _speed_round(url, seed=turn + 1, concurrencies=concurrencies)
+            found = await _speed_round(url, seed=seed + turn + 1, concurrencies=concurrencies)
             if turn:
                 seen[url].append(found)
     return _speed(seen[base_url], seen[rung_url], concurrencies)

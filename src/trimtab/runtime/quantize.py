@@ -46,6 +46,9 @@ from trimtab.runtime.quantize_sitting import (
 )
 
 FREE_TOKENS: Final = 64
+SLOW_TIMES: Final = 20.0
+"""A rung whose first text takes so many times the original's is refused unjudged, after `SLOW_MIN_S` at least."""
+SLOW_MIN_S: Final = 30.0
 
 
 class Quantizer:
@@ -59,6 +62,8 @@ class Quantizer:
         self._clock = clock
         self._say = on_progress
         self._sitting = Sitting(fingerprint="")
+        self._speed_seed = 0
+        self._first_text_s = 0.0
 
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
@@ -79,7 +84,9 @@ class Quantizer:
         )
         self._sitting = await asyncio.to_thread(begun, self._ask, fingerprint)
         original = await self._scored(started)
+        at_s = self._clock.mono_s()
         again = await original.arm.score(original.windows[0])
+        self._first_text_s = self._clock.mono_s() - at_s
         repeat = max(
             abs(a - b) for a, b in zip(again.losses, original.scores[0].losses, strict=True)
         )
@@ -220,7 +227,7 @@ class Quantizer:
             measured = msgspec.structs.replace(measured, facts=facts)
             scores: list[TextScore] = []
             for window, before in zip(original.windows, original.scores, strict=True):
-                scores.append(await arm.score(window))
+                scores.append(await (arm.score(window) if scores else self._first(arm, window)))
                 if is_garbage(before, scores[-1]):
                     return garbage_of(measured, before, scores[-1])
             gates = pair.loss_gates(
@@ -234,10 +241,31 @@ class Quantizer:
                     arm.url,
                     rounds=self._ask.rounds,
                     concurrencies=self._ask.concurrencies,
+                    seed=self._next_seed(),
                 )
             resident = self._engine.resident_bytes()
         heard = msgspec.structs.replace(heard, speed=speed, resident_bytes=resident)
         return result_of(heard)
+
+    async def _first(self, arm: QualityArm, window: Window) -> TextScore:
+        """Score a rung's first text; raises `ArmError` for one that is so slow that it is no answer whatever it says.
+
+        Some kernels are there and have no implementation worth the name on this device.
+        """
+        limit_s = max(SLOW_MIN_S, SLOW_TIMES * self._first_text_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await arm.score(window)
+        except TimeoutError:
+            raise ArmError(
+                f"its first text was not scored within {limit_s:.0f} s ({self._first_text_s:.1f} s under the "
+                "original): too slow to be judged, it met no traffic"
+            ) from None
+
+    def _next_seed(self) -> int:
+        """Return a seed of prompts that no rung of this sitting has met."""
+        self._speed_seed += self._ask.rounds + 1
+        return self._speed_seed
 
     async def _heard(
         self,
