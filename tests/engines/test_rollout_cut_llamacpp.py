@@ -52,13 +52,13 @@ required = false
 name = "ttft_ms canary"
 metric = "ttft_ms"
 question = "veto"
-margin = 100.0
+margin = 10.0
 during = ["canary"]
 [[gates]]
 name = "ttft_ms proving"
 metric = "ttft_ms"
 question = "veto"
-margin = 100.0
+margin = 10.0
 during = ["proving"]
 [[gates]]
 name = "ttft tail"
