@@ -74,7 +74,7 @@ REPEATED = "Copy this list ten times:\n" + "- red apple\n- green pear\n- blue pl
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
 DOCUMENT = " ".join(random.Random(5).choice(WORDS) for _ in range(125))
 SHORT_PER_LONG = 8
-TOKENS = 16
+TOKENS = 28
 """Of every answer: what tells long inputs apart is their length alone."""
 
 
