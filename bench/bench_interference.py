@@ -13,8 +13,8 @@ the start of the first round: chats keep one replica's decode busy for `--load` 
 prefill. Answers have a fixed length (`ignore_eos`), so that every arm does the same work.
 
 The longest gap of a stream is between two pieces of its answer, as the gateway saw it; its p99 is over the chats of an
-arm. Arms: `mixed N`: two mixed replicas of chunk N; `conditional`, `always remote`, `always local`: one replica decodes,
-the other prefills (chunk 64 both), and the prompt is prefilled where predicted, there, or here.
+arm. Arms: `mixed N`: two mixed replicas of chunk N; `conditional`, `always remote`, `always local`: one replica
+decodes, the other prefills (chunk 64 both), and the prompt is prefilled where predicted, there, or here.
 
 `score` compares arms within each round: the ratio's geometric mean over rounds with a 95% t interval of its logarithm;
 then the aims: met, not met, or inside the interval, which tells neither.

@@ -88,6 +88,8 @@ def read_once(name: str) -> dict[str, tuple[float, float]]:
             attention_dp_size=1,
             moe_tp_size=1 if mixture else 8,
             moe_ep_size=8 if mixture else 1,
+            kvcache_quant_mode="bfloat16",
+            fmha_quant_mode="bfloat16",
         )
         database = perf_database.get_database_view(system, backend, "current")
         model = models.get_model(checkpoint, config, backend)
@@ -109,7 +111,7 @@ def child(kind: str, name: str) -> dict[str, tuple[float, float]]:
         done = subprocess.run(
             [sys.executable, __file__, "--child", kind, name],
             env=os.environ | {"XDG_CACHE_HOME": folder},
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )

@@ -155,6 +155,7 @@ BOUNDS = (
     ("engines.sse", "EVENT_BYTES_MAX", "bytes of one server-sent event"),
     ("runtime.access_log", "LINES_WAITING_MAX", "lines of the access log that wait for the disk"),
     ("runtime.sinks", "LINES_WAITING_MAX", "lines of the log of verdicts that wait for the disk"),
+    ("runtime.kernel_excerpt", "EXCERPTS_MAX", "excerpts of kernel tables that are kept on disk"),
     ("runtime.webhook", "WAITING_MAX", "verdicts that wait for the webhook"),
     ("runtime.rollout_metrics", "LEVERS_MAX", "levers that /metrics shows"),
     ("runtime.otel", "OPEN_SPANS_MAX", "spans of requests in flight"),
@@ -179,6 +180,10 @@ BOUNDS = (
     ("runtime.served_run", "SCRAPES_KEPT_MAX", "scrapes of one source that a watch keeps"),
     ("engines.scrape", "SERIES_MAX", "series of one page"),
     ("engines.safetensors", "HEADER_BYTES_MAX", "bytes of the header of one file of weights"),
+    ("quality.evals", "ITEMS_MAX", "items of one file of evals"),
+    ("quality.evals", "LINE_BYTES_MAX", "bytes of one line of a file of evals"),
+    ("runtime.eval_judge", "BODY_BYTES_MAX", "bytes of a judge's answer"),
+    ("runtime.sandbox", "OUTPUT_KEPT_BYTES", "bytes kept of what a program wrote, at each end"),
     ("workloads.prompt_lint", "SESSIONS_MAX", "sessions that `prompts` remembers at once"),
     (
         "interfaces.request_lines",

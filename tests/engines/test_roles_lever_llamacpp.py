@@ -128,6 +128,7 @@ async def test_roles_are_proven_on_the_same_replicas_adopted_and_merged_when_tra
         controller = serving.control.controller
         async with traffic(serving) as got:
             await serving.start(record)
+            began_s = serving.system.clock.wall_s()
             assert roles(serving) == {"r0": Role.DECODE, "r1": Role.PREFILL}
             await until_true(
                 lambda: (
@@ -138,6 +139,7 @@ async def test_roles_are_proven_on_the_same_replicas_adopted_and_merged_when_tra
                 f"it is proving: {controller.proof and controller.proof.rollout}",
             )
             await until_true(lambda: delivered(serving) >= 1, 60, "a prompt went ahead")
+            proven = [one for one in serving.system.records if one.arrived_at_s >= began_s]
             await controller.adopt_now("a test asked")
             controller.finish()
             sent = delivered(serving)
@@ -148,9 +150,8 @@ async def test_roles_are_proven_on_the_same_replicas_adopted_and_merged_when_tra
         )
         assert all(got)
         moved = [one for one in serving.events() if isinstance(one, TriggerMoved)]
-        records = serving.system.records
     assert [one.trigger.name for one in moved][:1] == ["low-traffic"]
-    by_arm = {arm: [one for one in records if one.arm is arm] for arm in Arm}
+    by_arm = {arm: [one for one in proven if one.arm is arm] for arm in Arm}
     assert {one.prefill_replica for one in by_arm[Arm.BASELINE]} == {None}
     assert "r1" in {one.prefill_replica for one in by_arm[Arm.CANDIDATE]}
     # The same hardware: in the baseline's blocks the prefill replica answers too.

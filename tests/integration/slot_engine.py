@@ -56,6 +56,7 @@ class SlotEngine(FakeEngine):
         """Tokens that each completion computed."""
         self.gap_s = 0.0
         self.save_s = 0.0
+        self.own_ms: float | None = None
         self.script = self.serve
 
     def take(self, *faults: Fault) -> bool:
@@ -110,7 +111,9 @@ class SlotEngine(FakeEngine):
             await asyncio.sleep(3600)
         await asyncio.sleep(self.save_s)
         kept = slot.tokens[:-3] if self.take(Fault.SAVE_SHORT) else slot.tokens
-        said = {"n_saved": len(kept), "n_written": written(path, kept)}
+        said: dict[str, Any] = {"n_saved": len(kept), "n_written": written(path, kept)}
+        if self.own_ms is not None:
+            said["timings"] = {"save_ms": self.own_ms}
         return whole(200, json.dumps(said).encode())
 
     async def _restore(self, slot: SlotState, path: Path) -> bytes:
@@ -125,7 +128,10 @@ class SlotEngine(FakeEngine):
         if self.take(Fault.RESTORE_SHORT):
             told -= 5
         slot.tokens = [] if self.take(Fault.RESTORE_FORGOTTEN) else tokens
-        return whole(200, json.dumps({"n_restored": told, "n_read": size}).encode())
+        said: dict[str, Any] = {"n_restored": told, "n_read": size}
+        if self.own_ms is not None:
+            said["timings"] = {"restore_ms": self.own_ms}
+        return whole(200, json.dumps(said).encode())
 
     async def _complete(self, seen: Seen) -> AsyncIterator[bytes]:
         body = seen.json

@@ -11,19 +11,17 @@ from trimtab.core.lever import TriggerSignal
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Model
 from trimtab.core.types import RolloutState, Verdict
-from trimtab.engines.gguf import GGUFHeader
 from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.interfaces.quantize_lever import lever_record
 from trimtab.quality.ladder import Rung, RungResult, Speed, Stage, choose, ratio_of
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import Direction, Margin, PairedResult, compare_right
 from trimtab.quality.quantized import Plan, Quantized
-from trimtab.quality.rung_results import Measured, result_of
+from trimtab.quality.rung_results import Measured, RungFacts, result_of
 from trimtab.rollout.short_record import Known, complete, parse_record
 from trimtab.runtime.quality_pair import loss_gates, loss_margin
 
 S = RolloutState
-HEADER = GGUFHeader(version=3, tensors=0, fields={}, counts={}, data_start=0, data_end=0)
 ITEMS = Margin(value=0.02, unit="of the items", direction=Direction.HIGHER_IS_BETTER)
 EVALS = "evals, support"
 TEXTS = ("code", "prose")
@@ -61,9 +59,12 @@ def rung_of(
                 stages=(Stage.ORIGINAL,) if original else (Stage.WEIGHTS,),
                 kinds={} if original else {Group.FFN_UP: TensorKind.Q4_0},
             ),
-            header=HEADER,
-            file_bytes=270_000_000 if original else 92_000_000,
-            kv_bytes_per_value=2.0,
+            facts=RungFacts(
+                effective={},
+                bits_per_weight=16.0 if original else 4.5,
+                file_bytes=270_000_000 if original else 92_000_000,
+                kv_bytes_per_token=23_040.0,
+            ),
             kinds=TEXTS,
             evals=() if evals is None else (EVALS,),
             quality=gates if evals is None else {**gates, EVALS: evals},

@@ -157,7 +157,7 @@ async def test_prompt_that_is_cached_where_it_is_decoded_stays(
 async def test_long_uncached_prompt_travels_where_it_would_stall_streams(
     tmp_path: Path, words: int, streams: int, place: PrefillPlace
 ) -> None:
-    """900 ms of prefill before 30 streams against 40 ms of transfer; without streams, or in a chunk, nothing is saved."""
+    """900 ms of prefill before 30 streams against 40 ms of transfer; without streams, or in a chunk, it stays."""
     async with fleet(tmp_path) as found:
         await found.streams(streams)
         decision = await found.decided(long_body(500, words))

@@ -242,6 +242,23 @@ async def test_link_is_learned_from_what_was_moved(tmp_path: Path) -> None:
     assert decision.decision.remote.terms["transfer"] > 3.0 * 302 * pair.handover.ms_per_token / 3.0
 
 
+async def test_wait_for_an_engines_step_is_set_up_and_not_the_links_rate(tmp_path: Path) -> None:
+    """What the engine took itself grows with the bytes; how long it was busy before does not."""
+    async with Pair(tmp_path) as pair:
+        pair.prefill.save_s = 0.1
+        pair.prefill.own_ms = pair.decode.own_ms = 0.1
+        for number in range(3):
+            await pair.post(long_body(f"word{number}"))
+        await pair.record(of=3)
+        decision, told = pair.served[-1].prefill, pair.told
+    assert {(one.export_ms, one.transfer_ms) for one in told} == {(0.1, 0.1)}
+    assert all(one.setup_ms is not None and one.setup_ms >= 99.0 for one in told)
+    assert decision is not None
+    assert decision.decision.remote is not None
+    terms = decision.decision.remote.terms
+    assert terms["transfer"] < 0.2 * terms["setup"]
+
+
 async def test_full_decode_side_takes_parcels_in_their_turn(tmp_path: Path) -> None:
     """Eight long prompts and eight short ones for two slots: all are served, and every parcel gets its slot."""
     settings = {"place": PlaceRule.PREDICTED, "stall_weight": 5.0, "transfer_timeout_s": 5.0}

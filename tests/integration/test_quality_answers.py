@@ -33,7 +33,7 @@ class Server:
         text = f"    return a + b  # {body.get('seed')}\n"
         return web.json_response(
             {
-                "choices": [{"text": text, "finish_reason": "stop"}],
+                "choices": [{"index": 0, "text": text, "finish_reason": "stop"}],
                 "usage": {"prompt_tokens": 300, "completion_tokens": 5},
             }
         )

@@ -132,7 +132,8 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
     `handle`: what the engine's transfer needs to find it: the name of a file, or parameters as JSON. `tokens`: prompt
     tokens whose KV it holds; `prompt_tokens`: of the prompt as the engine counted; `bytes` None: not known before it is
-    sent. Times: milliseconds; `prefill_ms` is what the request waited there, `engine_ms` what the engine computed.
+    sent. Times: milliseconds; `prefill_ms` is what the request waited there, `engine_ms` what the engine computed;
+    `export_ms` grows with the bytes, `setup_ms` does not: until the engine came to it.
     """
 
     request_id: str
@@ -146,6 +147,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float
     cached_tokens: int | None = None
     engine_ms: float | None = None
+    setup_ms: float = 0.0
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

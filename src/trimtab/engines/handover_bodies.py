@@ -27,11 +27,22 @@ LEFT_OUT: Final = (
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+class Timings(msgspec.Struct, frozen=True):
+    """What the engine itself took, in milliseconds; not how long it was asked for before the step that ran ended."""
+
+    save_ms: float | None = None
+    restore_ms: float | None = None
+
+
+UNTIMED: Final = Timings()
+
+
 class Saved(msgspec.Struct, frozen=True):
     """The engine's answer to saving a slot: tokens and bytes."""
 
     n_saved: int
     n_written: int
+    timings: Timings = UNTIMED
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -39,6 +50,7 @@ class Restored(msgspec.Struct, frozen=True):
 
     n_restored: int
     n_read: int
+    timings: Timings = UNTIMED
 
 
 def prefill_body(body: bytes, *, slot: int) -> bytes:

@@ -4,7 +4,7 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from trimtab.interfaces.quantize_picture import quality_picture
+from trimtab.interfaces.quantize_picture import FIGURE_HEADS, figures_of, quality_picture
 from trimtab.interfaces.quantize_view import (
     HEADS,
     SIGNS,
@@ -29,7 +29,7 @@ def page(found: Quantized) -> str:
             quality_picture(found, kind),
             f"Quality on {kind} against time per output token; whiskers are the intervals of both, the dashed "
             f"line is the margin of {found.plan.margin_nats:g} nats a token.",
-            "",
+            table(FIGURE_HEADS, figures_of(found, kind)),
         )
         for kind in kinds
     )

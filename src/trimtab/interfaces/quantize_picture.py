@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
-from trimtab.interfaces.quantize_view import SIGNS
+from trimtab.interfaces.quantize_view import SIGNS, harm_words, ratio_words
 from trimtab.interfaces.svg import Drawing, Scale, linear, ticks
 from trimtab.quality.ladder import RungResult
 from trimtab.quality.quantized import Quantized
@@ -19,6 +19,15 @@ TOP: Final = 14.0
 RIGHT: Final = WIDTH - 16.0
 HARM_SHOWN_MAX: Final = 12.0
 """Rungs that are worse than so many margins stand at the picture's edge."""
+
+
+FIGURE_HEADS: Final = (
+    "mark",
+    "rung",
+    "verdict",
+    "nats a token worse",
+    "TPOT, part of the original's",
+)
 
 
 class _Mark(NamedTuple):
@@ -55,6 +64,20 @@ def quality_picture(found: Quantized, kind: str) -> str:
     for place, mark in enumerate(marks):
         _legend(drawing, mark, kind, divmod(place, rows), found.choice.rung)
     return drawing.render()
+
+
+def figures_of(found: Quantized, kind: str) -> list[tuple[str, ...]]:
+    """Return what the picture shows as rows: number, rung, verdict on the kind, harm, TPOT."""
+    return [
+        (
+            str(mark.number),
+            mark.rung.rung.label,
+            SIGNS[_verdict(mark, kind)],
+            harm_words(mark.rung, kind),
+            ratio_words(mark.rung.speed.tpot_ms if mark.rung.speed else None),
+        )
+        for mark in _marks(found, kind)
+    ]
 
 
 def _marks(found: Quantized, kind: str) -> list[_Mark]:

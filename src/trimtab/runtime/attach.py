@@ -310,11 +310,7 @@ class AttachedFleet:
         whole requests, it did not drain in time, or it left meanwhile.
         """
         member = self._members[replica]
-        trouble = (
-            "the fleet is stopping"
-            if self._stopping
-            else keeps_role(member, role, self._members.values())
-        )
+        trouble = keeps_role(member, role, self._members.values(), stopping=self._stopping)
         if trouble:
             raise LaunchError(f"{replica} keeps its role: {trouble}")
         member.changes_role = True

@@ -142,8 +142,10 @@ class Member:
         return f"well: {engine}{version}, {identity.slots} slots{told}{metrics}"
 
 
-def keeps_role(member: Member, role: Role, members: Collection[Member]) -> str:
+def keeps_role(member: Member, role: Role, members: Collection[Member], *, stopping: bool) -> str:
     """Say why a server must keep its role, nothing where it need not."""
+    if stopping:
+        return "the fleet is stopping"
     if member.state is not ReplicaState.READY:
         return f"it is {member.state.value}"
     if member.identity is None or not member.identity.kv_key:

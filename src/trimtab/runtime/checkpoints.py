@@ -138,10 +138,10 @@ def check_finite(checkpoint: Checkpoint) -> None:
 def weights_in(checkpoint: Checkpoint, names: frozenset[str]) -> Iterator[tuple[str, Floats]]:
     """Yield the values of some tensors; raises `LaunchError` for one that is not finite."""
     for file, tensors in checkpoint.files.items():
+        wanted = [tensor for tensor in tensors if tensor.name in names]
         with _mapped(checkpoint.folder / file) as view:
-            for tensor in tensors:
-                if tensor.name in names:
-                    yield tensor.name, _values(checkpoint.folder / file, tensor, view)
+            for tensor in wanted:
+                yield tensor.name, _values(checkpoint.folder / file, tensor, view)
 
 
 def write_checkpoint(checkpoint: Checkpoint, target: Path, plan: CheckpointPlan) -> Path:

@@ -22,7 +22,7 @@ from trimtab.core.handover import Delivery, HandOverCause, HandOverError, Parcel
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, Prefill
 from trimtab.core.prefix import SLOT_SIMILARITY
 from trimtab.core.prefix_slots import SlotCache
-from trimtab.engines.handover_bodies import prefill_body, read_restored, read_saved
+from trimtab.engines.handover_bodies import Saved, prefill_body, read_restored, read_saved
 from trimtab.engines.llamacpp import Slot, parse_slots
 from trimtab.policies.prefill_turns import Lane
 from trimtab.runtime.prefill_turn import PrefillTurn
@@ -111,7 +111,9 @@ class LlamaCppTransfer:
             slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
             parcel = await self._computed(what, source, slot)
             computed_s = self._clock.mono_s()
-            size, tokens = await self._exported(parcel, source, slot)
+            size, saved = await self._exported(parcel, source, slot)
+            waited_ms = (self._clock.mono_s() - computed_s) * 1000.0
+        tokens, export_ms = saved.n_saved, _own_ms(saved.timings.save_ms, waited_ms)
         if tokens < parcel.prompt_tokens:
             self._files.free(parcel.handle)
             raise HandOverError(
@@ -123,7 +125,8 @@ class LlamaCppTransfer:
             tokens=parcel.prompt_tokens,
             bytes=size,
             prefill_ms=(computed_s - began_s) * 1000.0,
-            export_ms=(self._clock.mono_s() - computed_s) * 1000.0,
+            export_ms=export_ms,
+            setup_ms=waited_ms - export_ms,
         )
 
     async def _computed(self, what: Prefill, source: ReplicaView, slot: int) -> Parcel:
@@ -155,8 +158,8 @@ class LlamaCppTransfer:
             engine_ms=report.prefill_ms,
         )
 
-    async def _exported(self, parcel: Parcel, source: ReplicaView, slot: int) -> tuple[int, int]:
-        """Save the slot and return (bytes, tokens); no file is left where that fails."""
+    async def _exported(self, parcel: Parcel, source: ReplicaView, slot: int) -> tuple[int, Saved]:
+        """Save the slot and return (bytes, what the engine says of it); no file is left where that fails."""
         name, expected = parcel.handle, self._bytes_per_token * parcel.prompt_tokens
         try:
             self._files.lease(name, expected_bytes=expected)
@@ -177,7 +180,7 @@ class LlamaCppTransfer:
             self._files.free(name)
             raise HandOverError(HandOverCause.EXPORT_FAILED, _words(error)) from error
         self._bytes_per_token = max(1, size // max(1, saved.n_saved))
-        return size, saved.n_saved
+        return size, saved
 
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:
         """See `KvTransfer`."""
@@ -206,14 +209,16 @@ class LlamaCppTransfer:
             give_back()
             raise HandOverError(HandOverCause.TRANSFER_FAILED, _words(error)) from error
         self._files.free(parcel.handle)
+        waited_ms = (self._clock.mono_s() - chosen_s) * 1000.0
+        transfer_ms = _own_ms(restored.timings.restore_ms, waited_ms)
         return Delivery(
             target=target.id,
             fields={"id_slot": str(slot)},
             slot=slot,
             tokens=restored.n_restored,
             bytes=restored.n_read,
-            setup_ms=(chosen_s - began_s) * 1000.0,
-            transfer_ms=(self._clock.mono_s() - chosen_s) * 1000.0,
+            setup_ms=(chosen_s - began_s) * 1000.0 + waited_ms - transfer_ms,
+            transfer_ms=transfer_ms,
         )
 
     async def _room(self, parcel: Parcel, target: ReplicaView, deadline_s: float) -> int:
@@ -300,6 +305,11 @@ class LlamaCppTransfer:
 
             task.add_done_callback(ended)
             raise
+
+
+def _own_ms(told: float | None, waited_ms: float) -> float:
+    """Return what an engine took itself: an engine in the middle of a step comes to a slot only after it."""
+    return waited_ms if told is None else min(max(0.0, told), waited_ms)
 
 
 def _cause_of(error: UpstreamError) -> HandOverCause:

@@ -136,7 +136,8 @@ class Passage:
         parcel, delivery = self.parcel, self.delivery
         if parcel is None or delivery is None or delivery.transfer_ms is None:
             return None
-        return parcel.export_ms + (delivery.setup_ms or 0.0) + delivery.transfer_ms
+        setup_ms = parcel.setup_ms + (delivery.setup_ms or 0.0)
+        return parcel.export_ms + setup_ms + delivery.transfer_ms
 
     def with_prefill(self, decode_ms: float | None) -> float | None:
         """Return what computing the prompt took in all; `decode_ms`: what the decode side computed of it."""
@@ -161,6 +162,13 @@ class Passage:
             waited_ms=self.waited_ms,
             prefill_ms=parcel.prefill_ms if parcel else None,
             export_ms=parcel.export_ms if parcel else None,
-            setup_ms=delivery.setup_ms if delivery else None,
+            setup_ms=_setup_ms(parcel, delivery),
             transfer_ms=delivery.transfer_ms if delivery else None,
         )
+
+
+def _setup_ms(parcel: Parcel | None, delivery: Delivery | None) -> float | None:
+    """Return what did not grow with the bytes, on both sides; None where the engine moves them by itself."""
+    if delivery is None or delivery.setup_ms is None:
+        return None
+    return delivery.setup_ms + (0.0 if parcel is None else parcel.setup_ms)

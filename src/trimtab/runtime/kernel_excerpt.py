@@ -22,9 +22,12 @@ from typing import Any, Final
 
 import msgspec
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _UNREAD: Final = ("framework", "version", "device", "op_name")
 """Columns that say who measured; the package reads none of them out of these tables."""
+
+_UNREAD_OF_OWN: Final = {"gemm_perf.parquet": ("kernel_source",)}
+"""Columns that it reads only to tell which rows of another engine's table may be used; these are the engine's own."""
 
 _SHAPE: Final = ("topk", "num_experts", "hidden_size", "inter_size")
 _EXPERTS_OF: Final = ("moe_dtype", "distribution", "kernel_source")
@@ -193,7 +196,8 @@ def _excerpt(source: Path, target: Path, wanted: Wanted) -> None:
     parquet: Any = importlib.import_module("pyarrow.parquet")
     try:
         schema = parquet.read_schema(source)
-        names = [name for name in schema.names if name not in _UNREAD]
+        unread = (*_UNREAD, *_UNREAD_OF_OWN.get(source.name, ()))
+        names = [name for name in schema.names if name not in unread]
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
         table = parquet.ParquetFile(source, read_dictionary=texts)
         rows = table.read(columns=names, use_threads=False).combine_chunks()
@@ -253,6 +257,16 @@ def _experts(rows: Any, wanted: Wanted) -> Any:
         kept |= numpy.logical_and.reduce(
             [column == size for column, size in zip(shapes, shape, strict=True)]
         )
+    # the package tells some kernels of one width apart by a longer name
+    codes, known = _codes(rows, _EXPERTS_OF[0])
+    kept &= numpy.isin(
+        codes,
+        [
+            place
+            for place, text in enumerate(known)
+            if any(width.startswith(text) for width in wanted.widths)
+        ],
+    )
     kinds = numpy.zeros(rows.num_rows, dtype=numpy.int64)
     for name in _EXPERTS_OF:
         if name in rows.column_names:

@@ -39,17 +39,15 @@ def check_weights(path: str) -> None:
     with (
         Path(path).open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
     ):
-        view = memoryview(data)
-        try:
-            for tensor in header.table:
-                if count := _not_finite(tensor, view):
-                    raise LaunchError(
-                        f"the tensor {tensor.name!r} in {path} holds {count} values that are not finite: the file is "
-                        "damaged, or was made from a run that diverged"
-                    )
-        finally:
-            view.release()
+        broken = {one.name: count for one in header.table if (count := _not_finite(one, view))}
+    if broken:
+        name, count = next(iter(broken.items()))
+        raise LaunchError(
+            f"the tensor {name!r} in {path} holds {count} values that are not finite: the file is damaged, or was made "
+            "from a run that diverged"
+        )
 
 
 def _not_finite(tensor: Tensor, view: memoryview) -> int:

@@ -12,7 +12,7 @@ from trimtab.core.types import Technique, Verdict
 from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.interfaces.quantize_html import held_rows, page
 from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores
-from trimtab.interfaces.quantize_picture import quality_picture
+from trimtab.interfaces.quantize_picture import figures_of, quality_picture
 from trimtab.interfaces.quantize_view import rows_of
 from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import Ratio, Rung, RungChoice, RungResult, Speed, Stage
@@ -182,6 +182,9 @@ def test_picture_has_a_numbered_mark_whiskers_and_a_line_in_the_legend_for_each_
     assert drawn.count('class="limit"') == 1
     assert "1  f16: \u2713 pass<" in drawn
     assert "2  q8_0: \u2713 pass \u2190<" in drawn
+    [_, figures] = figures_of(found(result("q8_0", 0.7, BOTH)), "code")
+    assert figures[:3] == ("2", "q8_0", "\u2713 pass")
+    assert figures[4] == "0.70 [0.68, 0.72]"
 
 
 def test_page_tells_what_was_read_back_of_every_file() -> None:
