@@ -52,13 +52,13 @@ required = false
 name = "ttft_ms canary"
 metric = "ttft_ms"
 question = "veto"
-margin = 100.0
+margin = 10.0
 during = ["canary"]
 [[gates]]
 name = "ttft_ms proving"
 metric = "ttft_ms"
 question = "veto"
-margin = 100.0
+margin = 10.0
 during = ["proving"]
 [[gates]]
 name = "ttft tail"
@@ -74,7 +74,7 @@ REPEATED = "Copy this list ten times:\n" + "- red apple\n- green pear\n- blue pl
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
 DOCUMENT = " ".join(random.Random(5).choice(WORDS) for _ in range(125))
 SHORT_PER_LONG = 8
-TOKENS = 16
+TOKENS = 28
 """Of every answer: what tells long inputs apart is their length alone."""
 
 
