@@ -75,8 +75,10 @@ async def test_program_reaches_nothing_outside(source: str) -> None:
     assert await run_program(source, QUICK) is ProgramEnd.FAILED
 
 
-async def test_program_that_never_ends_is_ended() -> None:
+async def test_program_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits and one that computes; nothing of either is left."""
+    # A user of its own: other tests run programs at the same time.
+    monkeypatch.setattr(sandbox, "UID", 100_000 + os.getpid() % 100_000)
     ends = [
         await run_program("import time; time.sleep(99)", ProgramLimits(time_s=3.0)),
         await run_program("while True: pass", ProgramLimits(cpu_s=1)),
@@ -85,10 +87,13 @@ async def test_program_that_never_ends_is_ended() -> None:
     assert running() == []
 
 
-async def test_nothing_of_a_program_is_left_on_the_disk() -> None:
+async def test_nothing_of_a_program_is_left_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its root and its files are gone with it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     await run_program("open('/tmp/kept', 'w').write('x')", QUICK)
-    assert left() == []
+    assert left(tmp_path) == []
 
 
 async def test_sandbox_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +120,8 @@ def running() -> list[Path]:
     return [path for path in processes if _uid(path) == sandbox.UID]
 
 
-def left() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob("trimtab-sandbox-*"))
+def left(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def _uid(process: Path) -> int | None:
