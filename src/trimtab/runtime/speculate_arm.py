@@ -183,6 +183,15 @@ class DraftArm:
     async def _pieces(self, body: bytes) -> AsyncGenerator[tuple[float, list[int]], None]:
         """Yield what arrives at once: when, and its tokens; raises `ArmError`."""
         parser = SSEParser()
+        async with contextlib.aclosing(self._parts(body)) as parts:
+            async for now_s, data in parts:
+                events = [event.data for event in parser.feed(data) if event.data is not None]
+                new = [token for each in events for token in self._read(each, read_piece)]
+                if new:
+                    yield now_s, new
+
+    async def _parts(self, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
+        """Yield the bytes of a stream as they come, and when; raises `ArmError`."""
         try:
             async with self._session.post(
                 self.url + COMPLETION_PATH, data=body, headers=_JSON, timeout=_TIMEOUT
@@ -190,11 +199,7 @@ class DraftArm:
                 if response.status != 200:
                     raise ArmError(f"{self.name} answered a stream with status {response.status}")
                 async for data, _ in response.content.iter_chunks():
-                    now_s = self._clock.mono_s()
-                    events = [event.data for event in parser.feed(data) if event.data is not None]
-                    new = [token for each in events for token in self._read(each, read_piece)]
-                    if new:
-                        yield now_s, new
+                    yield self._clock.mono_s(), data
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ArmError(f"{self.name} broke a stream off: {type(error).__name__}") from error
 
