@@ -120,9 +120,12 @@ async def test_judge_sees_the_item_and_the_answer() -> None:
 async def test_judge_that_breaks_is_an_error_and_no_verdict(
     score: object, status: int, said: str
 ) -> None:
-    """The item and the judge's address are named."""
+    """The item and the judge's address are named, and no user or key of it."""
     server = Server(score, status)
     async with server.running() as arm:
-        item = EvalItem(id="q9", prompt="x", checks=(JudgeCheck(f"{server.url}/judge"),))
-        with pytest.raises(JudgeError, match=f"eval item q9: the judge at .*{said}"):
+        secret = server.url.replace("http://", "http://me:hidden@") + "/judge?key=hidden"
+        item = EvalItem(id="q9", prompt="x", checks=(JudgeCheck(secret),))
+        with pytest.raises(JudgeError, match=f"eval item q9: the judge at .*{said}") as raised:
             await answered(arm, asked(item))
+    assert f"{server.url}/judge " in str(raised.value)
+    assert "hidden" not in str(raised.value)
