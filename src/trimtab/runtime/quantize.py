@@ -29,6 +29,8 @@ from trimtab.quality.rung_results import (
 )
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
+from trimtab.runtime.eval_judge import JudgeError
+from trimtab.runtime.lm_eval import HarnessError
 from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
@@ -44,8 +46,11 @@ from trimtab.runtime.quantize_sitting import (
     kept,
     words_of,
 )
+from trimtab.runtime.sandbox import SandboxError
 
 FREE_TOKENS: Final = 64
+NOT_THE_RUNGS: Final = (JudgeError, HarnessError, SandboxError)
+"""Failures of what judges a rung: they end the walk, which can be resumed, and are no verdict on the rung."""
 SLOW_TIMES: Final = 20.0
 """A rung whose first text takes so many times the original's is refused unjudged, after `SLOW_MIN_S` at least."""
 SLOW_MIN_S: Final = 30.0
@@ -216,9 +221,13 @@ class Quantizer:
             return untried_of(measured, before)
         try:
             return await self._answered(original, measured)
+        except NOT_THE_RUNGS:
+            raise
         except (ArmError, LaunchError) as error:
             if rung.is_original:
                 raise
+            # Where the original is gone too this raises: nothing is said of the rung then.
+            await original.arm.score(original.windows[0])
             # One rung that does not start or answer is an answer about that rung, not the end of the walk.
             return broken_of(measured, str(error))
 
@@ -279,7 +288,12 @@ class Quantizer:
             return msgspec.structs.replace(measured, quality=gates)
         writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
         own = await pair.judged(original.arm, original.beginnings, writings)
-        items = await answered(arm, self._ask.evals)
+        try:
+            items = await answered(arm, self._ask.evals)
+        except HarnessError:
+            # The harness fails with an arm that is gone, which this raises as the arm's own failure.
+            await arm.score(original.windows[0])
+            raise
         return msgspec.structs.replace(
             measured,
             quality={
@@ -296,7 +310,10 @@ class Quantizer:
     ) -> Confirmation:
         result = await self._measure(original, chosen.rung, found)
         again = result.speed.score.interval if result.speed else None
-        faster = again is not None and again.high < 1.0
+        # As it was chosen: fewer bytes of KV count where they bind, unless the rung is shown to be slower.
+        by_kv = self._ask.kv_binds and chosen.rung.lowers_kv
+        bound = None if again is None else again.low if by_kv else again.high
+        faster = bound is not None and (bound <= 1.0 if by_kv else bound < 1.0)
         told = (result.verdict, result.kinds, result.elsewhere)
         holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and faster
         words = (
