@@ -130,6 +130,7 @@ def plan_of(ask: QuantizeAsk, original: Original) -> Plan:
         eval_items_total=ask.evals.total,
         eval_runs=max((ask.evals.runs_of(item) for item in ask.evals.items), default=1),
         harness=ask.evals.harness.tasks,
+        eval_margin=ask.eval_margin,
         rounds=ask.rounds,
         concurrencies=ask.concurrencies,
     )
