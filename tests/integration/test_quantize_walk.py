@@ -12,6 +12,7 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
 from trimtab.engines.score_format import Generated
+from trimtab.interfaces.quantize_view import rows_of
 from trimtab.quality.ladder import Ratio, Rung, RungResult, Speed, Stage
 from trimtab.quality.loss import TextScore
 from trimtab.quality.quantized import Quantized
@@ -25,7 +26,7 @@ from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_texts import QualityText
 from trimtab.runtime.quantize import Quantizer
 from trimtab.runtime.quantize_ask import QuantizeAsk
-from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm
+from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm, RungError
 from trimtab.runtime.quantize_original import Original
 from trimtab.runtime.sandbox import SandboxError
 
@@ -96,6 +97,8 @@ class Engine:
         )
 
     async def write(self, rung: Rung, found: Sensitivity | None) -> RungFacts:
+        if isinstance(told := self.told.get(rung.name), RungError):
+            raise told
         return FACTS
 
     @asynccontextmanager
@@ -175,6 +178,17 @@ async def test_rung_whose_precision_is_not_effective_is_an_error_with_its_words(
     idle = told(found, "idle")
     assert (idle.verdict, idle.because, idle.quality) == (Verdict.ERROR, str(broken), {})
     assert found.choice.rung == "bf16"
+
+
+async def test_rung_that_cannot_be_written_is_an_error_and_the_walk_goes_on(tmp_path: Path) -> None:
+    """It has no file, so nothing is told of its size; what comes after it is measured."""
+    found = await walked(Engine(q4=RungError("q4: no layer is left"), q8=2.0), tmp_path)
+    assert (told(found, "q4").verdict, told(found, "q4").because) == (
+        Verdict.ERROR,
+        "q4: no layer is left",
+    )
+    assert told(found, "q8").verdict is Verdict.PASS
+    assert [row[2:4] for row in rows_of(found) if row[0] == "q4"] == [("unknown", "unknown")]
 
 
 async def test_rung_is_not_blamed_for_an_original_that_is_gone(tmp_path: Path) -> None:

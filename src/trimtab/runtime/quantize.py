@@ -19,6 +19,7 @@ from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
 from trimtab.quality.rung_results import (
     Measured,
+    RungFacts,
     broken_of,
     garbage_of,
     is_garbage,
@@ -35,8 +36,14 @@ from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text
-from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress
-from trimtab.runtime.quantize_original import Original, beginnings_of, plan_of, windows_of
+from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress, RungError
+from trimtab.runtime.quantize_original import (
+    Original,
+    beginnings_of,
+    context_of,
+    plan_of,
+    windows_of,
+)
 from trimtab.runtime.quantize_sitting import (
     Base,
     Sitting,
@@ -51,6 +58,9 @@ from trimtab.runtime.sandbox import SandboxError
 FREE_TOKENS: Final = 64
 NOT_THE_RUNGS: Final = (JudgeError, HarnessError, SandboxError)
 """Failures of what judges a rung: they end the walk, which can be resumed, and are no verdict on the rung."""
+NOTHING_WRITTEN: Final = RungFacts(
+    effective={}, bits_per_weight=0.0, file_bytes=0, kv_bytes_per_token=None
+)
 SLOW_TIMES: Final = 20.0
 """A rung whose first text takes so many times the original's is refused unjudged, after `SLOW_MIN_S` at least."""
 SLOW_MIN_S: Final = 30.0
@@ -73,7 +83,7 @@ class Quantizer:
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
         began_s = self._clock.mono_s()
-        await check_evals(self._ask.evals)
+        await check_evals(self._ask.evals, context_tokens=context_of(self._ask.engine))
         try:
             return await self._walk(began_s)
         finally:
@@ -213,10 +223,15 @@ class Quantizer:
         """Measure one rung; `before`: the rung of an earlier stage that it rests on."""
         measured = Measured(
             rung=rung,
-            facts=await self._engine.write(rung, found),
+            facts=NOTHING_WRITTEN,
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
             evals=tuple(eval_gate(kind) for kind in kinds_of(original.items)),
         )
+        try:
+            facts = await self._engine.write(rung, found)
+        except RungError as error:
+            return broken_of(measured, str(error))
+        measured = msgspec.structs.replace(measured, facts=facts)
         if before is not None and is_refused(before):
             return untried_of(measured, before)
         try:
