@@ -208,6 +208,31 @@ async def test_rung_is_not_blamed_for_what_judges_it(tmp_path: Path, kind: type[
     assert b'"q8"' not in (tmp_path / "walk.json").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("alive", "verdict"), [(True, None), (False, Verdict.ERROR)], ids=["harness", "rung"]
+)
+async def test_harness_that_fails_is_the_rungs_failure_only_where_the_rung_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool, verdict: Verdict | None
+) -> None:
+    """A rung that dies under its questions has a row; a harness that fails by itself ends the walk."""
+    asked: list[Arm] = []
+
+    async def failing(arm: Arm, _: object) -> tuple[()]:
+        asked.append(arm)
+        if len(asked) < 3:  # the original before the walk, and as the first rung of it
+            return ()
+        arm.loss = arm.loss if alive else ArmError("rung did not answer")
+        raise HarnessError("lm-eval ended with 1")
+
+    monkeypatch.setattr(walk, "answered", failing)
+    if verdict is None:
+        with pytest.raises(HarnessError):
+            await walked(Engine(q8=2.0), tmp_path)
+        return
+    found = told(await walked(Engine(q8=2.0), tmp_path), "q8")
+    assert (found.verdict, found.because) == (verdict, "rung did not answer")
+
+
 def measured(verdict: Verdict, low: float, high: float, kv_type: str) -> RungResult:
     """A rung with an interval of latency and cost."""
     told = Ratio(

@@ -119,14 +119,17 @@ class LlamaCppLadder:
             target = self._folder / f"rung-{_file_word(rung)}.gguf"
             if self._written != target:
                 keep = frozenset() if found is None else found.kept_tensors
-                try:
-                    await in_thread(_convert, Path(self._original.path), target, rung.kinds, keep)
-                except LaunchError as error:
-                    if isinstance(error.__cause__, GGUFError):
-                        raise RungError(f"{rung.label}: {error}") from error
-                    raise
+                await self._convert_rung(rung, target, keep)
                 self._written = target
         return self._facts(rung)
+
+    async def _convert_rung(self, rung: Rung, target: Path, keep: frozenset[str]) -> None:
+        try:
+            await in_thread(_convert, Path(self._original.path), target, rung.kinds, keep)
+        except LaunchError as error:
+            if isinstance(error.__cause__, GGUFError):
+                raise RungError(f"{rung.label}: {error}") from error
+            raise
 
     def _facts(self, rung: Rung) -> RungFacts:
         path = self._path(rung)
