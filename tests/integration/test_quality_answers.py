@@ -8,14 +8,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from trimtab.core.ports import LaunchError
 from trimtab.engines.llamacpp_score import LlamaCppScore
 from trimtab.quality.eval_checks import ContainsCheck, JudgeCheck, ProgramCheck
 from trimtab.quality.eval_scores import EvalAnswer, EvalSet
-from trimtab.quality.evals import EvalItem
+from trimtab.quality.evals import EvalItem, PairItem
 from trimtab.runtime.eval_judge import JudgeError
-from trimtab.runtime.quality_arm import QualityArm
+from trimtab.runtime.quality_arm import ArmError, QualityArm
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.sandbox import SandboxError
+from trimtab.workloads.base import Message
 
 
 class Server:
@@ -120,9 +122,36 @@ async def test_judge_sees_the_item_and_the_answer() -> None:
 async def test_judge_that_breaks_is_an_error_and_no_verdict(
     score: object, status: int, said: str
 ) -> None:
-    """The item and the judge's address are named."""
+    """The item and the judge's address are named, and no user or key of it."""
     server = Server(score, status)
     async with server.running() as arm:
-        item = EvalItem(id="q9", prompt="x", checks=(JudgeCheck(f"{server.url}/judge"),))
-        with pytest.raises(JudgeError, match=f"eval item q9: the judge at .*{said}"):
+        secret = server.url.replace("http://", "http://me:hidden@") + "/judge?key=hidden"
+        item = EvalItem(id="q9", prompt="x", checks=(JudgeCheck(secret),))
+        with pytest.raises(JudgeError, match=f"eval item q9: the judge at .*{said}") as raised:
             await answered(arm, asked(item))
+    assert f"{server.url}/judge " in str(raised.value)
+    assert "hidden" not in str(raised.value)
+
+
+async def test_arm_that_refuses_an_item_names_it() -> None:
+    """Such as one that is longer than its context."""
+    async with Server().running() as arm:
+        lost = QualityArm("arm", f"{arm.url}/nowhere", arm._session, LlamaCppScore())
+        item = EvalItem(id="q9", prompt="x", checks=(ContainsCheck("y"),))
+        with pytest.raises(ArmError, match=r"eval item q9: arm answered .* status 404"):
+            await answered(lost, asked(item))
+
+
+async def test_item_that_is_surely_longer_than_the_context_is_refused_up_front() -> None:
+    """By its name, prompts, messages and pairs alike; what may fit is asked."""
+    long = "one two three four five " * 1000
+    check = (ContainsCheck("y"),)
+    for item in (
+        EvalItem(id="q9", prompt=long, checks=check),
+        EvalItem(id="q9", messages=(Message("user", long),), checks=check),
+        PairItem(id="q9", kind="pairs", good="short", bad=long),
+    ):
+        evals = EvalSet(items=(item,), total=1)
+        with pytest.raises(LaunchError, match=r"eval item q9: its prompt has about .* takes 2,048"):
+            await check_evals(evals, context_tokens=2048)
+        await check_evals(evals, context_tokens=8192)

@@ -104,3 +104,13 @@ def test_nothing_to_resume_is_told(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{")
     with pytest.raises(LaunchError, match="is damaged"):
         begun(again, mark(again))
+
+
+def test_rung_that_could_not_be_judged_is_measured_again(tmp_path: Path) -> None:
+    """What broke then may have been the machine of that hour; rows that were judged are taken over."""
+    first = ask(tmp_path)
+    broken = msgspec.structs.replace(ROW, verdict=Verdict.ERROR)
+    kept(first, Sitting(fingerprint=mark(first), results={"q8_0": ROW, "q4_0": broken}))
+    again = ask(tmp_path, resume=True)
+    found = begun(again, mark(again))
+    assert (found.results, found.taken_over) == ({"q8_0": ROW}, 1)

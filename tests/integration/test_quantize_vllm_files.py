@@ -1,5 +1,7 @@
 """vLLM's ladder up to the point where a server starts: its rungs, their folders, their recipes, what is refused."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,11 +10,15 @@ import pytest_asyncio
 from checkpoint_kit import made
 
 from trimtab.core.ports import LaunchError
+from trimtab.engines.compressed_tensors import CheckpointPlan
+from trimtab.engines.gguf_tensors import Group
 from trimtab.quality.ladder import Rung
 from trimtab.runtime import quantize_vllm
+from trimtab.runtime.checkpoints import Checkpoint, write_checkpoint
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_pair import plain_session
 from trimtab.runtime.quantize_ask import QuantizeAsk, WalkEngine
+from trimtab.runtime.quantize_engine import RungError
 from trimtab.runtime.quantize_vllm import VllmLadder
 from trimtab.runtime.vllm_env import VllmEnvironment
 
@@ -108,3 +114,57 @@ async def test_ignored_layers_stay_and_are_named_to_whoever_loads_the_folder(
     assert facts.effective["ffn_down"] == {"I8": 1, "BF16": 1}
     recipe = (tmp_path / "out" / "recipes" / "w8a8.yaml").read_text()
     assert '- "model.layers.1.mlp.down_proj"' in recipe
+
+
+async def test_interrupted_writing_leaves_nothing_behind(
+    ladder: VllmLadder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes goes on when the walk is cancelled: what it wrote is removed too."""
+    begun, go, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(checkpoint: Checkpoint, target: Path, plan: CheckpointPlan) -> Path:
+        begun.set()
+        go.wait(10.0)
+        written = write_checkpoint(checkpoint, target, plan)
+        over.set()
+        return written
+
+    monkeypatch.setattr(quantize_vllm, "write_checkpoint", slow)
+    writing = asyncio.create_task(ladder.write(named(ladder, "ffn w8a8"), None))
+    await asyncio.to_thread(begun.wait, 10.0)
+    writing.cancel()
+    ending = asyncio.create_task(_ended(writing, ladder, go))
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    await asyncio.to_thread(over.wait, 10.0)
+    assert [path.name for path in (tmp_path / "out" / "models").glob("rung-*")] == []
+
+
+async def _ended(writing: asyncio.Task[object], ladder: VllmLadder, go: threading.Event) -> None:
+    """Close as a walk does that is interrupted; the writing goes on meanwhile."""
+    asyncio.get_running_loop().call_later(0.05, go.set)
+    try:
+        await writing
+    finally:
+        await ladder.close()
+
+
+async def test_group_of_which_no_layer_can_be_rounded_is_not_probed(tmp_path: Path) -> None:
+    """Columns that do not divide into groups of 32: the group stays as it is, and the walk goes on."""
+    (tmp_path / "odd").mkdir()
+    made(tmp_path / "odd" / "model", down_columns=80)
+    async with plain_session() as session:
+        ladder = VllmLadder(ask(tmp_path / "odd"), session, SystemClock())
+        plans = ladder._probe_plans()
+        await ladder.close()
+    assert Group.FFN_DOWN not in plans
+    assert Group.FFN_UP in plans
+
+
+async def test_rung_that_the_model_cannot_have_is_told_as_that(tmp_path: Path) -> None:
+    """No layer is left for it: no failure of the machine, which would end the walk."""
+    async with plain_session() as session:
+        ladder = VllmLadder(ask(tmp_path, "re:.*"), session, SystemClock())
+        with pytest.raises(RungError, match=r"w8a8: no linear layer is left"):
+            await ladder.write(named(ladder, "w8a8"), None)
+        await ladder.close()

@@ -122,6 +122,19 @@ def test_token_ids_are_exact(tmp_path: Path) -> None:
     assert group(answer, "all")["coverage"]["value"] > 0.7
 
 
+def test_ids_and_text_are_never_compared(tmp_path: Path) -> None:
+    """Ids beside a text prompt: its text counts if it is told, else no answer is; the same the other way round."""
+    ids = [*range(50)]
+    both = [{**line, "output_ids": ids} for line in edits(4)]
+    plain = group(told(tmp_path, edits(4)), "all")
+    assert group(told(tmp_path, both), "all")["coverage"] == plain["coverage"]
+    alone = [{name: each for name, each in line.items() if name != "output"} for line in both]
+    turned = [{"prompt": ids, "output": "0 1 2 3 4 5 6 7"}] * 2
+    found = told(tmp_path, [*alone, *turned])
+    assert (group(found, "all")["requests"], group(found, "all")["answers"]) == (6, 0)
+    assert any("6 requests have token ids on one side" in note for note in found["notes"])
+
+
 def test_ledger_tells_lengths_and_what_was_drafted(tmp_path: Path) -> None:
     """Records hold no text: coverage where drafts were made, else it cannot be told."""
     record = {"segments": [], "tokens": {"output": 100}, "repetition": 0.6, "label": "edit"}

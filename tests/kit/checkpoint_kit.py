@@ -21,10 +21,9 @@ LAYER = {
 }
 
 
-def tensors(layer: int) -> list[StoredTensor]:
-    named: list[tuple[str, tuple[int, ...]]] = [
-        (f"model.layers.{layer}.{name}.weight", shape) for name, shape in LAYER.items()
-    ]
+def tensors(layer: int, down_columns: int = 96) -> list[StoredTensor]:
+    shapes: dict[str, tuple[int, ...]] = {**LAYER, "mlp.down_proj": (64, down_columns)}
+    named = [(f"model.layers.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
     if layer == 0:
         named.append(("model.embed_tokens.weight", (ROWS, 64)))
     return [StoredTensor(name=name, dtype="BF16", shape=shape) for name, shape in named]
@@ -41,14 +40,22 @@ def write_file(path: Path, held: list[StoredTensor], *, broken: str = "") -> Non
     path.write_bytes(b"".join(parts))
 
 
-def made(folder: Path, *, files: int = 1, vocabulary: int = ROWS, broken: str = "") -> Path:
+def made(
+    folder: Path,
+    *,
+    files: int = 1,
+    vocabulary: int = ROWS,
+    broken: str = "",
+    down_columns: int = 96,
+) -> Path:
     """A model of two layers in one file or two."""
     folder.mkdir()
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
     (folder / "config.json").write_text(json.dumps(config))
     words = {f"w{at}": at for at in range(vocabulary)}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
-    held = [tensors(0), tensors(1)] if files == 2 else [[*tensors(0), *tensors(1)]]
+    layers = [tensors(at, down_columns) for at in (0, 1)]
+    held = layers if files == 2 else [[*layers[0], *layers[1]]]
     names = [f"model-{at}.safetensors" for at in range(files)]
     for name, each in zip(names, held, strict=True):
         write_file(folder / name, each, broken=broken)

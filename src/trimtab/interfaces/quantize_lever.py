@@ -9,6 +9,7 @@ from typing import Final
 
 from trimtab.core.types import Verdict
 from trimtab.interfaces.quantize_view import harm_words
+from trimtab.interfaces.toml_text import toml_comment, toml_text
 from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import RungResult
 from trimtab.quality.quantized import Quantized
@@ -19,12 +20,12 @@ RECORD: Final = """\
 technique = "quantization"
 owner = "unnamed"
 premise = "decode is bound by memory bandwidth, or memory capacity binds; TPOT {ratio:.2f} of the original"
-condition = "{condition}"
+condition = {condition}
 failure_modes = [
     "outputs change in a kind of traffic that was not among the texts it was judged by",
     "rounding errors build up in answers longer than those that were measured",
 ]
-quality_gate = "paired log loss within {margin:g} nats a token ({kinds})"
+quality_gate = {gate}
 expires_after = "30d"
 {slice}{absent}
 [revision]
@@ -43,7 +44,7 @@ because = "the file has {bits:.1f} bits a weight"
 [[moves]]
 budget = "quality"
 spends = true
-because = "{harm}"
+because = {harm}
 
 [expected.tpot_ms]
 ratio = {ratio:.3f}
@@ -74,7 +75,7 @@ SCORED: Final = """
 [[gates]]
 metric = "quality_loss"
 question = "veto"
-margin = 0.02
+margin = {margin:g}
 during = ["canary", "ramping", "proving"]
 """
 """Asked where there are scored items, which `trimtab rollout score` brings."""
@@ -89,19 +90,20 @@ def lever_record(found: Quantized) -> str | None:
     refused = ", ".join(found.choice.refused_for)
     largest = max(one.file_bytes for one in found.results)
     return RECORD.format(
-        because=chosen.because,
+        because=toml_comment(chosen.because),
         started=_started(found, chosen),
         name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
-        condition=f"all traffic but {refused}" if refused else "all traffic",
+        condition=toml_text(f"all traffic but {refused}" if refused else "all traffic"),
         slice=_slice(chosen) if refused else "",
         absent=NO_EQUALITY.format(),
-        gates=SCORED if found.plan.eval_items else "",
+        gates=SCORED.format(margin=found.plan.eval_margin) if found.items else "",
         revision=_revision(chosen, found.artifact),
-        margin=found.plan.margin_nats,
-        kinds=", ".join(chosen.kinds),
+        gate=toml_text(
+            f"paired log loss within {found.plan.margin_nats:g} nats a token ({', '.join(chosen.kinds)})"
+        ),
         saved=chosen.file_bytes / largest - 1.0,
         bits=chosen.bits_per_weight,
-        harm="; ".join(harm_words(chosen, kind) for kind in chosen.kinds),
+        harm=toml_text("; ".join(harm_words(chosen, kind) for kind in chosen.kinds)),
         ratio=tpot.ratio,
         low=tpot.interval.low,
         high=tpot.interval.high,
@@ -146,7 +148,7 @@ def _score_lines(item: EvalOutcome, answer: EvalAnswer) -> Iterator[dict[str, ob
 
 def _slice(chosen: RungResult) -> str:
     passed = [kind for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
-    return "slice = [" + ", ".join(f'"label={kind}"' for kind in passed) + "]\n"
+    return f"slice = {toml_text([f'label={kind}' for kind in passed])}\n"
 
 
 def start_command(found: Quantized) -> str:
@@ -163,13 +165,13 @@ def _started(found: Quantized, chosen: RungResult) -> str:
     if not command:
         return ""
     return (
-        f"# {chosen.rung.label} was read back from a running vLLM. Its servers are started by who runs them, such as:\n"
-        f"#   {command}\n"
+        f"# {toml_comment(chosen.rung.label)} was read back from a running vLLM. Its servers are started by who runs "
+        f"them, such as:\n#   {toml_comment(command)}\n"
     )
 
 
 def _revision(chosen: RungResult, artifact: str) -> str:
-    lines = [f'model = "{Path(artifact).resolve()}"']
+    lines = [f"model = {toml_text(str(Path(artifact).resolve()))}"]
     if chosen.rung.lowers_kv:
-        lines.append(f'kv_type = "{chosen.rung.kv_type}"')
+        lines.append(f"kv_type = {toml_text(chosen.rung.kv_type)}")
     return "".join(f"{line}\n" for line in lines)

@@ -45,8 +45,9 @@ def _row(one: RungResult, found: Quantized) -> tuple[str, ...]:
     return (
         one.rung.label + mark,
         SIGNS[one.verdict],
-        f"{one.bits_per_weight:.1f}",
-        f"{one.file_bytes / 1e6:,.0f}",
+        # A rung that could not be written has no file.
+        f"{one.bits_per_weight:.1f}" if one.file_bytes else "unknown",
+        f"{one.file_bytes / 1e6:,.0f}" if one.file_bytes else "unknown",
         "unknown" if one.resident_bytes is None else f"{one.resident_bytes / 1e6:,.0f}",
         "unknown" if one.kv_bytes_per_token is None else f"{one.kv_bytes_per_token:,.0f}",
         "; ".join(harm_words(one, kind) for kind in one.kinds),

@@ -34,6 +34,7 @@ ANSWERS_SEEN_MAX: Final = 200_000
 
 NOT_COMPARED: Final = "requests have prompts of which a part is no text and was not looked at"
 ONLY_LENGTHS: Final = "requests are records of lengths: what their answers repeat is known only where drafts were made"
+OTHER_KIND: Final = "requests have token ids on one side and text on the other: their answers are taken as not recorded"
 
 
 class _UnreadableError(click.ClickException):
@@ -122,7 +123,7 @@ class _Reader:
         self._counter = RepeatCounter(lookup)
         self._seen: set[bytes] = set()
         self._exact = True
-        self._notes = {NOT_COMPARED: 0, ONLY_LENGTHS: 0}
+        self._notes = {NOT_COMPARED: 0, ONLY_LENGTHS: 0, OTHER_KIND: 0}
 
     def take(self, line: RequestLine) -> None:
         """Take one line; raises `WorkloadError` with its place."""
@@ -146,10 +147,11 @@ class _Reader:
         """Yield the answers that the history tells for the first time, then the request itself."""
         groups = _groups(line.named("label"), facts.temperature, facts.constraint)
         prompt: list[Token] = []
+        exact = bool(facts.segments)
         digest = hashlib.blake2b(digest_size=16)
         for kind, text in facts.segments:
             tokens = _tokens(kind, text)
-            self._exact = self._exact and kind == "prompt_ids"
+            exact = exact and kind == "prompt_ids"
             digest.update(f"\x1e{kind}\x1f{text}".encode("utf-8", "surrogatepass"))
             if kind == "assistant" and tokens and self._is_new(digest.digest()):
                 yield Asked(
@@ -160,11 +162,28 @@ class _Reader:
                     told_later=True,
                 )
             prompt += tokens
-        answer, text = _answer(line)
+        answer, text = self._answer(line, exact=exact)
+        self._exact = self._exact and exact
         if text:
             digest.update(f"\x1eassistant\x1f{text}".encode("utf-8", "surrogatepass"))
             self._is_new(digest.digest())
         yield Asked(prompt=prompt, answer=answer, answer_text=text, groups=groups)
+
+    def _answer(self, line: RequestLine, *, exact: bool) -> tuple[list[Token] | None, str]:
+        """Return the answer that a line tells in what its prompt is told in, and its text; None where it tells none.
+
+        `exact`: the prompt is token ids. Ids and pieces of text never meet: such an answer would repeat nothing.
+        """
+        ids = line.outer.get("output_ids")
+        # As many words as ids: a loop of ids looks like a loop of words.
+        words = [str(each) for each in ids] if isinstance(ids, list) else []
+        text = line.named("output") or _response_text(line.outer.get("response"))
+        if exact and words:
+            return [*words], " ".join(words)
+        if text and not exact:
+            return [*pieces(text)], text
+        self._notes[OTHER_KIND] += bool(words or text)
+        return None, ""
 
     def _is_new(self, answer: bytes) -> bool:
         if answer in self._seen or len(self._seen) >= ANSWERS_SEEN_MAX:
@@ -206,17 +225,6 @@ def _groups(label: str, temperature: float | None, constraint: Constraint) -> tu
 
 def _tokens(kind: str, text: str) -> list[Token]:
     return [*text.split()] if kind == "prompt_ids" else [*pieces(text)]
-
-
-def _answer(line: RequestLine) -> tuple[list[Token] | None, str]:
-    """Return the answer that a line tells, and its text; None where it tells none."""
-    ids = line.outer.get("output_ids")
-    if isinstance(ids, list) and ids:
-        # As many words as ids: a loop of ids looks like a loop of words.
-        words = [str(each) for each in ids]
-        return [*words], " ".join(words)
-    text = line.named("output") or _response_text(line.outer.get("response"))
-    return ([*pieces(text)], text) if text else (None, "")
 
 
 def _response_text(response: object) -> str:

@@ -76,7 +76,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     "--batches",
     type=_Numbers(1, 256, whole=True),
     default=BATCHES,
-    help="Batches to measure.  [default: 1,2,4,8,16,32]",
+    help="Batches to measure; that of --batch is always among them.  [default: 1,2,4,8,16,32]",
 )
 @click.option(
     "--depths",
@@ -198,7 +198,7 @@ def _samples(file: Path | None, samples: int) -> tuple[DraftSample, ...]:
 
 def _expected_s(ask: SpeculateAsk) -> float:
     """Say about how long it takes: the loops' own time, and about as much for all else."""
-    loops = ask.rounds * sum(ask.loop_s + 0.1 * batch for batch in ask.batches)
+    loops = ask.rounds * sum(ask.loop_s + 0.1 * batch for batch in ask.measured_batches)
     return 2.0 * loops * (1 + len(ask.depths))
 
 

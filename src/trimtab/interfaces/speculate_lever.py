@@ -1,11 +1,11 @@
 """What pays as a lever record to propose: what was measured is filled in, what only a person knows is marked."""
 
-import json
 from typing import Final
 
 from trimtab.core.cuts import Dimension
 from trimtab.core.lever import TriggerSpec
 from trimtab.core.types import Constraint
+from trimtab.interfaces.toml_text import toml_comment, toml_text
 from trimtab.levers.speculation_found import Pays, Speculated
 from trimtab.levers.speculation_record import off_batch, triggers_of
 from trimtab.policies.speculation_model import BreakEven
@@ -68,16 +68,16 @@ def lever_record(found: Speculated) -> str | None:
     middle = sum((one.ratio or 1.0) * one.n for one in ratios) / n
     greedy = [one for one in paying if one.temperature == 0.0]
     return RECORD.format(
-        because=found.because,
+        because=toml_comment(found.because),
         name=NAME,
-        premise=_toml(_premise(found)),
-        condition=_toml(_condition(found)),
+        premise=toml_text(_premise(found)),
+        condition=toml_text(_condition(found)),
         slice=_slice(found),
-        without=_toml(_without(found)),
+        without=toml_text(_without(found)),
         method=found.speculation.method.value,
         match=found.speculation.match_tokens,
         depth=found.speculation.draft_tokens_max,
-        spends=_toml(
+        spends=toml_text(
             "each step verifies "
             f"{max(sum(one.counts.drafted) / max(1, one.counts.steps) for one in greedy):.1f} drafted tokens "
             "of a stream in the mean; below the break-even a net relief"
@@ -85,7 +85,7 @@ def lever_record(found: Speculated) -> str | None:
         ratio=middle,
         low=min(one.low for one in bounds),
         high=max(one.high for one in bounds),
-        measured=_toml(f"measured at one stream, {n} requests with and without drafts in turn"),
+        measured=toml_text(f"measured at one stream, {n} requests with and without drafts in turn"),
         triggers="".join(_trigger(one) for one in triggers_of(found.table)),
     )
 
@@ -108,44 +108,54 @@ def even_words(even: BreakEven) -> str:
 
 
 def _condition(found: Speculated) -> str:
-    labels = [label for label in found.gaining if label != UNLABELLED]
+    labels, losing = _within(found), _left_out(found)
     where = f"requests labelled {', '.join(labels)}" if labels else "all requests"
+    where += f" but those labelled {', '.join(losing)}" if losing else ""
     greedy = " at temperature 0" if found.greedy_only else ""
     return f"{where}{greedy}, while a replica decodes at most {off_batch(found.table):.1f} streams at once"
 
 
+def _within(found: Speculated) -> list[str]:
+    """Return the labels that the record is bound to; none where requests without a label gain, which no cut names."""
+    return [] if UNLABELLED in found.gaining else list(found.gaining)
+
+
+def _left_out(found: Speculated) -> list[str]:
+    """Return the labels to leave out where the record is bound to none: all that were not shown to gain."""
+    if UNLABELLED not in found.gaining:
+        return []
+    shown = {one.label for one in found.cuts if one.pays is Pays.GAINS and one.temperature == 0.0}
+    return sorted({one.label for one in found.cuts} - shown)
+
+
 def _slice(found: Speculated) -> str:
-    cuts = [f"{Dimension.LABEL.value}={label}" for label in found.gaining if label != UNLABELLED]
+    cuts = [f"{Dimension.LABEL.value}={label}" for label in _within(found)]
     if found.greedy_only:
         cuts.append(f"{Dimension.TEMPERATURE.value}=0")
-    return f"slice = {_toml(cuts)}\n" if cuts else ""
+    return f"slice = {toml_text(cuts)}\n" if cuts else ""
 
 
 def _without(found: Speculated) -> list[str]:
-    """What was not shown to stay valid with drafts is left out."""
+    """What was not shown to gain, or to stay valid with drafts, is left out."""
+    labels = [f"{Dimension.LABEL.value}={label}" for label in _left_out(found)]
     if found.schema_combinable:
-        return []
-    return [f"{Dimension.CONSTRAINT.value}={Constraint.JSON_SCHEMA.value}"]
+        return labels
+    return [*labels, f"{Dimension.CONSTRAINT.value}={Constraint.JSON_SCHEMA.value}"]
 
 
 def _trigger(one: TriggerSpec) -> str:
     lines = [
         "",
         "[[triggers]]",
-        f'name = "{one.name}"',
+        f"name = {toml_text(one.name)}",
         f'signal = "{one.signal.value}"',
         f"off_at = {one.off_at:g}",
         f"off_when_above = {str(one.off_when_above).lower()}",
         f"min_samples = {one.min_samples}",
-        f"because = {_toml(one.because)}",
+        f"because = {toml_text(one.because)}",
     ]
     if one.on_at is not None:
         lines.append(f"on_at = {one.on_at:g}")
     if one.cut is not None:
-        lines += [f'cut = "{one.cut}"', f'action = "{one.action.value}"']
+        lines += [f"cut = {toml_text(str(one.cut))}", f'action = "{one.action.value}"']
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: object) -> str:
-    """Write a text or a list of texts; JSON's are TOML's too."""
-    return json.dumps(value)

@@ -251,9 +251,9 @@ def verdict(
         return False, f"{at} no depth gives more tokens per second than none"
     ratio = point.tokens_per_s
     if ratio is None or ratio.interval is None or ratio.ratio is None:
-        return False, f"{at} depth {chosen.depth} was measured in too few rounds to tell"
+        return False, f"{at} depth {point.depth} was measured in too few rounds to tell"
     shown = (
-        f"{at} depth {chosen.depth} gives {ratio.ratio:.2f} of the tokens per second "
+        f"{at} depth {point.depth} gives {ratio.ratio:.2f} of the tokens per second "
         f"[{ratio.interval.low:.2f}, {ratio.interval.high:.2f}] in {ratio.n} rounds"
     )
     if ratio.interval.low <= 1.0:

@@ -175,9 +175,13 @@ class RepeatCounter:
             group.requests += 1
             if known.repetition is not None:
                 group.prompts.append((known.repetition, 1.0))
-            if known.accepted is not None and known.drafted and known.output_tokens:
+            told = known.accepted is not None and known.drafted is not None
+            if told and known.output_tokens:
                 self._measured = True
-                group.hits.append(_counted(known.output_tokens, known.drafted, known.accepted))
+                # An engine that looked and found nothing tells 0 of 0, which counts as much as a hit.
+                group.hits.append(
+                    _counted(known.output_tokens, known.drafted or 0, known.accepted or 0)
+                )
 
     def _of(self, names: tuple[str, ...]) -> list[_Group]:
         found = [self._groups[ALL]]
@@ -260,8 +264,8 @@ def _counted(tokens: int, drafted: int, accepted: int) -> DraftCounts:
         requests=1,
         tokens=tokens,
         steps=max(1, tokens - accepted),
-        drafted=(drafted,),
-        accepted=(accepted,),
+        drafted=(drafted,) if drafted else (),
+        accepted=(accepted,) if drafted else (),
     )
 
 

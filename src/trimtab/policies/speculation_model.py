@@ -29,6 +29,8 @@ from trimtab.core.cost import first_loss
 from trimtab.policies.ngram_drafts import DraftCounts
 
 DEPTH_OFF: Final = 0
+NEAR: Final = 0.5
+"""Points whose x differ by less are one: their difference in y is noise, and would make a slope of any size."""
 
 
 class StepMeasured(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +53,14 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return on_line(sorted({one.batch: one.ms for one in self.plain}.items()), batch)
 
     def drafting_ms(self, batch: int, drafted: float) -> float:
-        """Milliseconds of a step that verifies `drafted` tokens of each stream; raises `ValueError` as above."""
+        """Milliseconds of a step that verifies `drafted` tokens of each stream; raises `ValueError` as above.
+
+        Never less than that of a step that verifies nothing: no noise makes work free.
+        """
         batches = sorted({one.batch for one in self.drafting})
-        return on_line([(at, self._at(at, drafted)) for at in batches], batch)
+        told = on_line([(at, self._at(at, drafted)) for at in batches], batch)
+        none = on_line([(at, self._at(at, 0.0)) for at in batches], batch)
+        return max(told, none, self.plain_ms(batch)) if self.plain else max(told, none)
 
     def _at(self, batch: int, drafted: float) -> float:
         points = [(one.drafted, one.ms) for one in self.drafting if one.batch == batch]
@@ -157,7 +164,7 @@ def break_even(ratios: Sequence[MeasuredRatio]) -> BreakEven:
 def on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     """Return the value at `at` on straight lines through points with rising x; beyond them the last line goes on.
 
-    Raises `ValueError` without points. With one point its value holds everywhere.
+    Points nearer than `NEAR` are one. Raises `ValueError` without points. With one point its value holds everywhere.
     """
     if not points:
         raise ValueError("no step was measured")
@@ -172,8 +179,14 @@ def on_line(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def _merged(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points with the mean of those that share their x."""
-    by_x: dict[float, list[float]] = {}
-    for x, y in points:
-        by_x.setdefault(x, []).append(y)
-    return [(x, math.fsum(ys) / len(ys)) for x, ys in by_x.items()]
+    """Return the means of points that lie within `NEAR` of the first of them."""
+    groups: list[list[tuple[float, float]]] = []
+    for point in points:
+        if groups and point[0] - groups[-1][0][0] < NEAR:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return [
+        (math.fsum(x for x, _ in each) / len(each), math.fsum(y for _, y in each) / len(each))
+        for each in groups
+    ]

@@ -108,7 +108,8 @@ def fulfils(answer: str, check: TextCheck, fits: SchemaChecker) -> bool:
         case SchemaCheck():
             try:
                 return fits(json.loads(answer), check.value)
-            except ValueError:
+            except (ValueError, RecursionError):
+                # No JSON, or JSON that is nested too deeply to be looked at.
                 return False
         case NumberCheck():
             found = NUMBER.findall(answer)

@@ -25,6 +25,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Seeded runs of each sampled item."""
     harness: tuple[str, ...] = ()
     """Tasks that lm-eval runs against every arm; how many documents they have is known when they have run."""
+    eval_margin: float = 0.02
+    """Share of eval items that may be lost."""
     rounds: int
     concurrencies: tuple[int, ...]
 

@@ -5,6 +5,7 @@ The request is a POST of JSON: `id`, `kind`, `prompt` or `messages`, `answer`, `
 """
 
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -38,7 +39,7 @@ async def agrees(
         "answer": answer,
         "rubric": check.rubric,
     }
-    where = f"eval item {item.id}: the judge at {check.url}"
+    where = f"eval item {item.id}: the judge at {_place(check.url)}"
     try:
         async with session.post(
             check.url,
@@ -56,6 +57,15 @@ async def agrees(
         return msgspec.json.decode(body, type=_Score).score >= check.score_min
     except msgspec.MsgspecError as error:
         raise JudgeError(f"{where} gave no `score` from 0 to 1: {error}") from error
+
+
+def _place(url: str) -> str:
+    """Return scheme, host and path of an address: who asks and with which key stays out of messages."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that is none"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -2,9 +2,9 @@
 
 import gzip
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 import aiohttp
 
@@ -26,13 +26,17 @@ from trimtab.quality.evals import (
     read_items,
     text_is_right,
 )
-from trimtab.runtime.eval_judge import agrees
+from trimtab.runtime.eval_judge import JudgeError, agrees
+from trimtab.runtime.json_schemas import fits_schema, schema_fault
 from trimtab.runtime.lm_eval import check_harness, harness_outcomes
-from trimtab.runtime.quality_arm import QualityArm, Window
+from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_texts import TextError
 from trimtab.runtime.sandbox import ProgramEnd, check_sandbox, run_program
+from trimtab.workloads.base import estimate_tokens
 
 SEED: Final = 20
+ESTIMATE_LEAST: Final = 0.6
+"""Part of an estimate of tokens that a text has at least: single texts differ from it by up to a third."""
 NO_HARNESS: Final = Harness()
 PAIR_CONTEXT_TOKENS: Final = 1
 """A sentence is scored from its first token after what the model begins a text with."""
@@ -93,7 +97,12 @@ async def answered(arm: QualityArm, evals: EvalSet) -> tuple[EvalOutcome, ...]:
     found: list[EvalOutcome] = []
     async with aiohttp.ClientSession() as session:
         for item in evals.items:
-            answer = await _answer(arm, item, evals.runs_of(item), session)
+            try:
+                answer = await _answer(arm, item, evals.runs_of(item), session)
+            except JudgeError:
+                raise
+            except ArmError as error:
+                raise ArmError(f"eval item {item.id}: {error}") from error
             found.append(EvalOutcome(item.id, item.kind, answer))
     return (*found, *await harness_outcomes(arm, evals.harness))
 
@@ -110,7 +119,7 @@ async def _answer(
 
 
 async def _is_right(answer: str, item: EvalItem, session: aiohttp.ClientSession) -> bool:
-    if not text_is_right(answer, item, _fits):
+    if not text_is_right(answer, item, fits_schema):
         return False
     for check in item.checks:
         if isinstance(check, ProgramCheck):
@@ -128,13 +137,30 @@ async def _loss(arm: QualityArm, sentence: str) -> float:
     return sum((await arm.score(window)).losses)
 
 
-async def check_evals(evals: EvalSet) -> None:
-    """Raise `LaunchError` where an item could not be judged here: before anything is started."""
+async def check_evals(evals: EvalSet, *, context_tokens: int | None = None) -> None:
+    """Raise `LaunchError` where an item could not be judged here: before anything is started.
+
+    `context_tokens`: of an arm. What is surely longer is refused; what only may be is asked.
+    """
     check_schemas(evals)
+    for item in evals.items if context_tokens is not None else ():
+        if (tokens := _tokens_at_least(item)) > (context_tokens or 0):
+            raise LaunchError(
+                f"eval item {item.id}: its prompt has about {tokens:,} tokens or more and an arm takes "
+                f"{context_tokens:,}: leave it out or shorten it"
+            )
     if any(isinstance(item, EvalItem) and item.runs_program for item in evals.items):
         await check_sandbox()
     if evals.harness.tasks:
         check_harness()
+
+
+def _tokens_at_least(item: Item) -> int:
+    if isinstance(item, PairItem):
+        texts = [max(item.good, item.bad, key=len)]
+    else:
+        texts = [item.prompt] if item.prompt is not None else [one.content for one in item.messages]
+    return int(ESTIMATE_LEAST * sum(estimate_tokens(text) for text in texts))
 
 
 def check_schemas(evals: EvalSet) -> None:
@@ -149,25 +175,11 @@ def check_schemas(evals: EvalSet) -> None:
     if not checks:
         return
     try:
-        import jsonschema
+        import jsonschema  # noqa: F401
     except ImportError as error:
         raise LaunchError(
             "json_schema checks need the jsonschema package: pip install 'trimtab[quantize]'"
         ) from error
     for name, schema in checks:
-        try:
-            jsonschema.validators.validator_for(schema).check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise LaunchError(
-                f"eval item {name}: its json_schema is none: {error.message}"
-            ) from error
-
-
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    import jsonschema
-
-    try:
-        jsonschema.validate(value, schema)
-    except jsonschema.ValidationError:
-        return False
-    return True
+        if fault := schema_fault(schema):
+            raise LaunchError(f"eval item {name}: its json_schema is none: {fault}")

@@ -19,6 +19,7 @@ from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
 from trimtab.quality.rung_results import (
     Measured,
+    RungFacts,
     broken_of,
     garbage_of,
     is_garbage,
@@ -29,12 +30,20 @@ from trimtab.quality.rung_results import (
 )
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
+from trimtab.runtime.eval_judge import JudgeError
+from trimtab.runtime.lm_eval import HarnessError
 from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text
-from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress
-from trimtab.runtime.quantize_original import Original, beginnings_of, plan_of, windows_of
+from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress, RungError
+from trimtab.runtime.quantize_original import (
+    Original,
+    beginnings_of,
+    context_of,
+    plan_of,
+    windows_of,
+)
 from trimtab.runtime.quantize_sitting import (
     Base,
     Sitting,
@@ -44,8 +53,14 @@ from trimtab.runtime.quantize_sitting import (
     kept,
     words_of,
 )
+from trimtab.runtime.sandbox import SandboxError
 
 FREE_TOKENS: Final = 64
+NOT_THE_RUNGS: Final = (JudgeError, HarnessError, SandboxError)
+"""Failures of what judges a rung: they end the walk, which can be resumed, and are no verdict on the rung."""
+NOTHING_WRITTEN: Final = RungFacts(
+    effective={}, bits_per_weight=0.0, file_bytes=0, kv_bytes_per_token=None
+)
 SLOW_TIMES: Final = 20.0
 """A rung whose first text takes so many times the original's is refused unjudged, after `SLOW_MIN_S` at least."""
 SLOW_MIN_S: Final = 30.0
@@ -68,7 +83,7 @@ class Quantizer:
     async def run(self) -> Quantized:
         """Walk; raises `LaunchError`, `ArmError`, `TextError`. Whatever was started is ended."""
         began_s = self._clock.mono_s()
-        await check_evals(self._ask.evals)
+        await check_evals(self._ask.evals, context_tokens=context_of(self._ask.engine))
         try:
             return await self._walk(began_s)
         finally:
@@ -208,17 +223,26 @@ class Quantizer:
         """Measure one rung; `before`: the rung of an earlier stage that it rests on."""
         measured = Measured(
             rung=rung,
-            facts=await self._engine.write(rung, found),
+            facts=NOTHING_WRITTEN,
             kinds=tuple(dict.fromkeys(text.kind for text in self._ask.texts)),
             evals=tuple(eval_gate(kind) for kind in kinds_of(original.items)),
         )
+        try:
+            facts = await self._engine.write(rung, found)
+        except RungError as error:
+            return broken_of(measured, str(error))
+        measured = msgspec.structs.replace(measured, facts=facts)
         if before is not None and is_refused(before):
             return untried_of(measured, before)
         try:
             return await self._answered(original, measured)
+        except NOT_THE_RUNGS:
+            raise
         except (ArmError, LaunchError) as error:
             if rung.is_original:
                 raise
+            # Where the original is gone too this raises: nothing is said of the rung then.
+            await original.arm.score(original.windows[0])
             # One rung that does not start or answer is an answer about that rung, not the end of the walk.
             return broken_of(measured, str(error))
 
@@ -279,7 +303,12 @@ class Quantizer:
             return msgspec.structs.replace(measured, quality=gates)
         writings = await pair.written(arm, original.beginnings, FREE_TOKENS, seed=1)
         own = await pair.judged(original.arm, original.beginnings, writings)
-        items = await answered(arm, self._ask.evals)
+        try:
+            items = await answered(arm, self._ask.evals)
+        except HarnessError:
+            # The harness fails with an arm that is gone, which this raises as the arm's own failure.
+            await arm.score(original.windows[0])
+            raise
         return msgspec.structs.replace(
             measured,
             quality={
@@ -296,7 +325,10 @@ class Quantizer:
     ) -> Confirmation:
         result = await self._measure(original, chosen.rung, found)
         again = result.speed.score.interval if result.speed else None
-        faster = again is not None and again.high < 1.0
+        # As it was chosen: fewer bytes of KV count where they bind, unless the rung is shown to be slower.
+        by_kv = self._ask.kv_binds and chosen.rung.lowers_kv
+        bound = None if again is None else again.low if by_kv else again.high
+        faster = bound is not None and (bound <= 1.0 if by_kv else bound < 1.0)
         told = (result.verdict, result.kinds, result.elsewhere)
         holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and faster
         words = (

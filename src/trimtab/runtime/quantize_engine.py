@@ -4,11 +4,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
+from trimtab.core.ports import LaunchError
 from trimtab.quality.ladder import Rung, RungResult
 from trimtab.quality.loss import TextScore
 from trimtab.quality.rung_results import RungFacts
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime.quality_arm import QualityArm, Window
+
+
+class RungError(LaunchError):
+    """A rung that this model cannot have, whatever the machine; the message says why."""
+
 
 Progress = Callable[[str, float], None]
 """(what is being done, part of the whole that is done)."""
@@ -63,7 +69,7 @@ class LadderEngine(Protocol):
         ...
 
     async def write(self, rung: Rung, found: Sensitivity | None) -> RungFacts:
-        """Have the rung's files, written now unless they are there, and return what they hold."""
+        """Have the rung's files, written now unless they are there, and return what they hold; raises `RungError`."""
         ...
 
     def started(self, rung: Rung) -> AbstractAsyncContextManager[RungArm]:

@@ -12,6 +12,7 @@ import aiohttp
 
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.revision import Model, Revision
+from trimtab.engines.gguf import GGUFError
 from trimtab.engines.gguf_tensors import Group, TensorKind, bits_per_weight, kinds_by_group
 from trimtab.engines.llamacpp import NAME
 from trimtab.engines.llamacpp_score import LlamaCppScore
@@ -26,9 +27,10 @@ from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_mo
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_tokenizer, check_weights
-from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm
+from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm, RungError
 from trimtab.runtime.quantize_original import CONTEXT_TOKENS, quantized_groups, shipped_kind
 from trimtab.runtime.quantize_sensitivity import Probes, sensitivity_of
+from trimtab.runtime.to_end import in_thread
 
 ORIGINAL: Final = "original"
 RUNG: Final = "rung"
@@ -71,7 +73,7 @@ class LlamaCppLadder:
             say("expanding to F16", 0.0)
             target = self._folder / "original-f16.gguf"
             groups = dict.fromkeys(quantized_groups(self._source), TensorKind.F16)
-            await asyncio.to_thread(_convert, Path(self._source.path), target, groups, frozenset())
+            await in_thread(_convert, Path(self._source.path), target, groups, frozenset())
             self._original = find_model(str(target))
             note = (
                 f"the file came in {self._shipped}; its F16 expansion stands for the original, whose own precision is "
@@ -117,11 +119,17 @@ class LlamaCppLadder:
             target = self._folder / f"rung-{_file_word(rung)}.gguf"
             if self._written != target:
                 keep = frozenset() if found is None else found.kept_tensors
-                await asyncio.to_thread(
-                    _convert, Path(self._original.path), target, rung.kinds, keep
-                )
+                await self._convert_rung(rung, target, keep)
                 self._written = target
         return self._facts(rung)
+
+    async def _convert_rung(self, rung: Rung, target: Path, keep: frozenset[str]) -> None:
+        try:
+            await in_thread(_convert, Path(self._original.path), target, rung.kinds, keep)
+        except LaunchError as error:
+            if isinstance(error.__cause__, GGUFError):
+                raise RungError(f"{rung.label}: {error}") from error
+            raise
 
     def _facts(self, rung: Rung) -> RungFacts:
         path = self._path(rung)

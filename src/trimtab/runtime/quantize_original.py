@@ -17,9 +17,10 @@ from trimtab.runtime.model import check_model
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_pair import POSITION_EDGES, Writing
 from trimtab.runtime.quality_texts import CHARS_MAX, QualityText
-from trimtab.runtime.quantize_ask import QuantizeAsk
+from trimtab.runtime.quantize_ask import QuantizeAsk, WalkEngine
 
 CONTEXT_TOKENS: Final = 2048
+CONTEXT_TOKENS_VLLM: Final = 2 * CONTEXT_TOKENS
 WINDOW_STARTS: Final = (64, 512)
 """Where the windows of a text begin, if the first one ends before the second."""
 
@@ -38,6 +39,11 @@ class Original(NamedTuple):
     writings: tuple[Writing, ...]
     own: tuple[TextScore, ...]
     items: tuple[EvalOutcome, ...]
+
+
+def context_of(engine: WalkEngine) -> int:
+    """Return the tokens that one request to an arm of an engine may have."""
+    return CONTEXT_TOKENS_VLLM if engine is WalkEngine.VLLM else CONTEXT_TOKENS
 
 
 def shipped_kind(header: GGUFHeader) -> str | None:
@@ -130,6 +136,7 @@ def plan_of(ask: QuantizeAsk, original: Original) -> Plan:
         eval_items_total=ask.evals.total,
         eval_runs=max((ask.evals.runs_of(item) for item in ask.evals.items), default=1),
         harness=ask.evals.harness.tasks,
+        eval_margin=ask.eval_margin,
         rounds=ask.rounds,
         concurrencies=ask.concurrencies,
     )

@@ -24,6 +24,7 @@ from trimtab.quality.sensitivity import (
 )
 from trimtab.runtime.gguf_codec import GGUFCodec, convert
 from trimtab.runtime.quality_pair import loss_margin
+from trimtab.runtime.to_end import in_thread
 
 PROBE: Final = TensorKind.Q4_0
 PROBED: Final = (*LINEAR, Group.EMBEDDING, Group.HEAD)
@@ -53,7 +54,7 @@ async def sensitivity_of(
     async def lowered(group: Group) -> tuple[TextScore, ...]:
         path = probes.folder / f"probe-{group.value}.gguf"
         try:
-            await asyncio.to_thread(convert, probes.source, path, {group: PROBE})
+            await in_thread(convert, probes.source, path, {group: PROBE})
             return await score(path)
         finally:
             path.unlink(missing_ok=True)

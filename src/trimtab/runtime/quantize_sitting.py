@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.ports import LaunchError
+from trimtab.core.types import Verdict
 from trimtab.quality.eval_scores import EvalOutcome
 from trimtab.quality.ladder import RungResult
 from trimtab.quality.loss import TextScore
@@ -53,7 +54,10 @@ def fingerprint_of(ask: QuantizeAsk, *, engine: str, machine: str, sha256: str) 
 
 
 def begun(ask: QuantizeAsk, fingerprint: str) -> Sitting:
-    """Return what an earlier sitting left, if it is to be resumed; raises `LaunchError` where it cannot be."""
+    """Return what an earlier sitting left, if it is to be resumed, but for rungs that could not be judged.
+
+    Raises `LaunchError` where it cannot be resumed.
+    """
     path = ask.folder / NAME
     if not ask.resume:
         return Sitting(fingerprint=fingerprint)
@@ -74,7 +78,11 @@ def begun(ask: QuantizeAsk, fingerprint: str) -> Sitting:
             f"the walk in {path} was another: the model, the engine, the machine, the texts, the evals or how "
             "carefully was measured differ; ask as it was asked, or leave out --resume"
         )
-    return msgspec.structs.replace(found, taken_over=len(found.results))
+    # What could not be judged then may be now: its cause can have been the machine of that hour.
+    results = {
+        label: one for label, one in found.results.items() if one.verdict is not Verdict.ERROR
+    }
+    return msgspec.structs.replace(found, results=results, taken_over=len(results))
 
 
 def kept(ask: QuantizeAsk, sitting: Sitting) -> None:

@@ -6,6 +6,7 @@ stands. What a rung really runs is read back from its server: the scheme of ever
 """
 
 import asyncio
+import contextlib
 import platform
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -48,9 +49,10 @@ from trimtab.runtime.checkpoints import (
 )
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quantize_ask import QuantizeAsk
-from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm
-from trimtab.runtime.quantize_original import CONTEXT_TOKENS
+from trimtab.runtime.quantize_engine import OriginalArm, Progress, RungArm, RungError
+from trimtab.runtime.quantize_original import CONTEXT_TOKENS, CONTEXT_TOKENS_VLLM
 from trimtab.runtime.quantize_sensitivity import PROBED, probed, spread_of
+from trimtab.runtime.to_end import in_thread
 from trimtab.runtime.vllm_env import SMOLLM2, find_environment
 from trimtab.runtime.vllm_inside import VllmInside
 from trimtab.runtime.vllm_launcher import Running, VllmLauncher
@@ -145,17 +147,17 @@ class VllmLadder:
         self, windows: Sequence[Window], scores: Sequence[TextScore], say: Progress
     ) -> Sensitivity:
         """Round each group alone to int4 and back, on the server that loads other weights while it stands."""
+        plans = self._probe_plans()
         values: dict[Group, int] = {}
         for tensor in self._checkpoint.tensors:
             group = place_of_weight(tensor.name).group
-            if group in PROBED:
+            if group in plans:
                 values[group] = values.get(group, 0) + tensor.values
 
         async def lowered(group: Group) -> tuple[TextScore, ...]:
-            plan = plan_checkpoint(self._checkpoint.tensors, Scheme.ROUNDED_INT4, (group,))
             folder = self._folder / f"probe-{group.value}"
             try:
-                await asyncio.to_thread(write_checkpoint, self._checkpoint, folder, plan)
+                await in_thread(write_checkpoint, self._checkpoint, folder, plans[group])
                 return await pair.scored(self._arm(await self._plain_with(folder)), windows)
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -169,6 +171,16 @@ class VllmLadder:
             margin_nats=self._ask.margin_nats,
             say=say,
         )
+
+    def _probe_plans(self) -> dict[Group, CheckpointPlan]:
+        """Return what to write for each group that can be rounded; one of which no layer can stays as it is."""
+        plans: dict[Group, CheckpointPlan] = {}
+        for group in PROBED:
+            with contextlib.suppress(EngineFormatError):
+                plans[group] = plan_checkpoint(
+                    self._checkpoint.tensors, Scheme.ROUNDED_INT4, (group,)
+                )
+        return plans
 
     def _spreads(self) -> tuple[TensorSpread, ...]:
         places = {one.name: place_of_weight(one.name) for one in self._checkpoint.tensors}
@@ -191,7 +203,7 @@ class VllmLadder:
             target = self._folder / f"rung-{_folder_word(rung)}"
             if self._written is None or self._written[0] != target:
                 plan = self._plan(rung.scheme, rung, found)
-                await asyncio.to_thread(write_checkpoint, self._checkpoint, target, plan)
+                await in_thread(write_checkpoint, self._checkpoint, target, plan)
                 recipes = self._ask.folder / "recipes"
                 recipes.mkdir(parents=True, exist_ok=True)
                 (recipes / f"{_folder_word(rung)}.yaml").write_text(recipe_of(plan), "utf-8")
@@ -213,7 +225,7 @@ class VllmLadder:
                 self._checkpoint.tensors, scheme, rung.lowered, keep=keep, ignore=self._ask.ignore
             )
         except EngineFormatError as error:
-            raise LaunchError(f"{rung.label}: {error}") from error
+            raise RungError(f"{rung.label}: {error}") from error
 
     @asynccontextmanager
     async def started(self, rung: Rung) -> AsyncIterator[RungArm]:
@@ -266,7 +278,7 @@ class VllmLadder:
             model=str(folder),
             served_name=SERVED_NAME,
             port=0,
-            context_tokens=2 * CONTEXT_TOKENS,
+            context_tokens=CONTEXT_TOKENS_VLLM,
             kv_cache_bytes=_kv_cache_bytes(self._checkpoint),
             kv_dtype=kv_type,
             developer_endpoints=True,

@@ -86,7 +86,7 @@ class Speculator:
         ask = self._ask
         revision = baseline_revision(ask.engine)
         context = _context(ask.samples)
-        slots = max(*ask.batches, len(ask.samples))
+        slots = max(*ask.measured_batches, len(ask.samples))
         trained = check_model(revision.model.path).context_tokens
         return revision.replace(
             slots=slots,
@@ -109,7 +109,7 @@ class Speculator:
             stage,
             prompt,
             alphabet,
-            batches=ask.batches,
+            batches=ask.measured_batches,
             depths=ask.depths,
             rounds=ask.rounds,
             seed=ask.seed,
@@ -122,7 +122,7 @@ class Speculator:
             looped_places(asked, answers, label),
             asked,
             chosen.settings,
-            batches=ask.batches,
+            batches=ask.measured_batches,
             rounds=ask.rounds,
             loop_s=ask.loop_s,
             say=self._part(0.4, 0.8),
@@ -141,7 +141,7 @@ class Speculator:
             off_inside=off_inside,
             chosen=chosen,
             loops=loops,
-            points=points_of(loops, times, chosen.counts, ask.batches),
+            points=points_of(loops, times, chosen.counts, ask.measured_batches),
             depth=depth,
             pairs=pairs,
         )

@@ -28,3 +28,8 @@ class SpeculateAsk(msgspec.Struct, frozen=True, kw_only=True):
     loop_s: float = 3.0
     seed: int = 1
     start_timeout_s: float = 120.0
+
+    @property
+    def measured_batches(self) -> tuple[int, ...]:
+        """The batches to measure, and the one that is asked about: its answer is measured and not its neighbour's."""
+        return tuple(sorted({*self.batches, self.batch}))

@@ -11,6 +11,7 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.types import Constraint
 from trimtab.engines.llamacpp_decode import Decoded
 from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, replay
+from trimtab.runtime.json_schemas import fits_schema, schema_fault
 from trimtab.runtime.prompt import repetition_of
 from trimtab.runtime.speculate_arm import DraftArm, Prompt
 from trimtab.workloads.base import looks_looping
@@ -100,13 +101,10 @@ async def record(
 
 def fits(text: str, schema: Any) -> bool:
     """Say whether an answer is JSON that fits its schema."""
-    import jsonschema
-
     try:
-        jsonschema.validate(json.loads(text), schema)
-    except (ValueError, jsonschema.ValidationError):
+        return fits_schema(json.loads(text), schema)
+    except (ValueError, RecursionError):
         return False
-    return True
 
 
 def check_schemas(samples: Sequence[DraftSample]) -> None:
@@ -115,16 +113,14 @@ def check_schemas(samples: Sequence[DraftSample]) -> None:
     if not bound:
         return
     try:
-        import jsonschema
+        import jsonschema  # noqa: F401
     except ImportError as error:
         raise LaunchError(
             "answers bound to a schema are checked with the jsonschema package: pip install 'trimtab[quantize]', or "
             "give --requests without such answers"
         ) from error
     for sample in bound:
-        try:
-            jsonschema.validators.validator_for(sample.schema).check_schema(sample.schema)
-        except jsonschema.SchemaError as error:
+        if fault := schema_fault(sample.schema):
             raise LaunchError(
-                f"the JSON schema of a request labelled {sample.label!r} is none: {error.message}"
-            ) from error
+                f"the JSON schema of a request labelled {sample.label!r} is none: {fault}"
+            )

@@ -64,7 +64,10 @@ class DraftSample(msgspec.Struct, frozen=True, kw_only=True):
 def standard_samples(
     sources: Mapping[str, str], *, each: int, seed: int
 ) -> tuple[DraftSample, ...]:
-    """Make `each` edits, and half as many questions, chats and records; raises `WorkloadError`."""
+    """Make `each` edits, and half as many questions, chats and records; raises `WorkloadError`.
+
+    Records: of as many subjects as there are at most.
+    """
     some = max(2, each // 2)
     edits = coding(_coding(each, edits=True, seed=seed), sources, random.Random(seed))
     questions = coding(
@@ -76,7 +79,7 @@ def standard_samples(
         ),
         random.Random(f"chats {seed}"),
     )
-    subjects = random.Random(f"records {seed}").sample(CHAT_SUBJECTS, some)
+    subjects = random.Random(f"records {seed}").sample(CHAT_SUBJECTS, min(some, len(CHAT_SUBJECTS)))
     return (
         *(_sample(one) for one in edits.requests),
         *(_sample(one) for one in questions.requests),

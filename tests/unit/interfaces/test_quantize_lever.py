@@ -136,6 +136,33 @@ def test_record_names_the_kv_precision_where_it_is_another() -> None:
     assert tomllib.loads(text)["revision"]["kv_type"] == "q8_0"
 
 
+def test_record_is_toml_whatever_stands_in_kinds_and_paths() -> None:
+    """Quotes, an end of line, a sign beyond 16 bits: they are read back as they were."""
+    odd, bad = 'say "so" \U0001f600', "two\nlines"
+    mixed = result("q8_0", 0.7, {odd: Verdict.PASS, bad: Verdict.FAIL})
+    answer = found(mixed, refused=(bad,), artifact='a "model" \U0001f600.gguf')
+    chosen = msgspec.structs.replace(mixed, because=f"log loss, {bad}: within")
+    text = lever_record(msgspec.structs.replace(answer, results=(answer.results[0], chosen)))
+    assert text is not None
+    record = tomllib.loads(text)
+    assert record["slice"] == [f"label={odd}"]
+    assert record["condition"] == f"all traffic but {bad}"
+    assert record["revision"]["model"] == str(Path('a "model" \U0001f600.gguf').resolve())
+    assert odd in record["quality_gate"]
+
+
+def test_record_asks_of_scores_what_the_walk_asked() -> None:
+    """The margin of its evals, and also where lm-eval alone gave the items."""
+    answer = found(result("q8_0", 0.7, BOTH))
+    plan = msgspec.structs.replace(answer.plan, eval_items=0, eval_margin=0.05)
+    text = lever_record(msgspec.structs.replace(answer, plan=plan))
+    assert text is not None
+    assert [gate["margin"] for gate in tomllib.loads(text)["gates"]] == [0.05]
+    without = lever_record(msgspec.structs.replace(answer, items=()))
+    assert without is not None
+    assert "gates" not in tomllib.loads(without)
+
+
 def test_original_needs_no_record() -> None:
     """Nothing is moved."""
     stays = found(result("q8_0", 0.7, BOTH), artifact=None)

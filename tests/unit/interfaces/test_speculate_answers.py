@@ -80,6 +80,46 @@ def test_record_leaves_out_answers_bound_to_a_schema_unless_they_stayed_valid() 
     assert tomllib.loads(unknown)["without"] == ["constraint=json_schema"]
 
 
+def relabelled(found: Speculated, names: dict[str, str]) -> Speculated:
+    """The same figures under other labels."""
+    cuts = tuple(
+        msgspec.structs.replace(one, label=names.get(one.label, one.label)) for one in found.cuts
+    )
+    gaining = tuple(names.get(label, label) for label in found.gaining)
+    return msgspec.structs.replace(found, cuts=cuts, gaining=gaining)
+
+
+def test_labels_that_lose_are_left_out_where_requests_without_a_label_gain(
+    paying: Speculated,
+) -> None:
+    """No cut names what has no label, so the record is bound to none and names what it leaves out."""
+    text = lever_record(relabelled(paying, {"edit": "all"}))
+    assert text is not None
+    record = tomllib.loads(text)
+    assert not any(cut.startswith("label=") for cut in record.get("slice", []))
+    assert "label=chat" in record["without"]
+    assert "but those labelled" in record["condition"]
+    assert "label=chat" in [str(cut) for cut in parse_record(text, source="lever.toml").without]
+
+
+def test_nothing_is_left_out_where_all_that_was_measured_gains() -> None:
+    """One label, and that none at all: no cut by label."""
+    only = find(FakeStage(Law(base=10.0, token=0.6)), ask_of(*(edit(n) for n in range(4))))
+    text = lever_record(relabelled(only, {"edit": "all"}))
+    assert text is not None
+    assert tomllib.loads(text)["without"] == ["constraint=json_schema"]
+    assert "all requests" in tomllib.loads(text)["condition"]
+
+
+def test_record_is_toml_whatever_a_label_is(paying: Speculated) -> None:
+    """Quotes, an end of line, a sign beyond 16 bits: they are read back as they were."""
+    label = 'so "it" is\n= \U0001f600 \x7f'
+    named = relabelled(paying, {"edit": label})
+    text = lever_record(msgspec.structs.replace(named, because=f"it gains on {label}"))
+    assert text is not None
+    assert f"label={label}" in tomllib.loads(text)["slice"]
+
+
 def test_no_record_where_it_stays_off() -> None:
     """Nothing is proposed that loses."""
     assert lever_record(find(FakeStage(Law(base=0.1, token=10.0, looking=1.0)), ask_of())) is None

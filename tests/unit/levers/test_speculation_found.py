@@ -10,7 +10,9 @@ from trimtab.levers.speculation_found import (
     choose_by_batch,
     depth_ranges,
     judge_cut,
+    verdict,
 )
+from trimtab.policies.speculation_model import BreakEven
 from trimtab.quality.ladder import Ratio
 
 
@@ -84,3 +86,11 @@ def test_rows_of_depth_are_those_of_the_larger_batch_and_end_in_none() -> None:
     assert rows == ((1, 2, 8), (3, 4, 4), (5, 256, 0))
     assert depth_ranges([choice(1, 8), choice(4, 8)]) == ((1, 4, 8), (5, 256, 0))
     assert depth_ranges([]) == ((1, 256, 0),)
+
+
+def test_verdict_names_the_depth_whose_figures_it_gives() -> None:
+    """Chosen for a neighbouring batch was 8, measured at this one was 4: the gain told is that of 4."""
+    even = BreakEven(batch=None, low=None, high=None, measured_to=8)
+    pays, because = verdict(choice(1, 8), point(1, 4, 7.0, 7.0), ("edit",), even)
+    assert pays
+    assert "depth 4 gives 1.43" in because

@@ -129,6 +129,18 @@ def test_records_tell_what_the_engine_counted() -> None:
     assert (drafted.prompt_repeats.value, plain.prompt_repeats.value) == pytest.approx((0.5, 0.1))
 
 
+def test_request_where_nothing_was_found_to_draft_counts_as_much_as_a_hit() -> None:
+    """Half the requests draft nothing: leaving them out would double what drafts cover."""
+    counter = RepeatCounter(LOOKUP)
+    for at in range(8):
+        counter.take_recorded(Recorded(output_tokens=100, drafted=80, accepted=40 + at % 2))
+        counter.take_recorded(Recorded(output_tokens=100, drafted=0, accepted=0))
+    found = group(counter.result(exact=True), ALL)
+    assert found.answers == 16
+    assert found.coverage.value == pytest.approx(0.2025)
+    assert found.acceptance == pytest.approx(40.5 / 80)
+
+
 def test_more_groups_than_the_limit_count_under_all() -> None:
     """A label of its own for every request makes no table without end, and it is said."""
     counter = RepeatCounter(LOOKUP)

@@ -121,3 +121,31 @@ def test_line_goes_on_beyond_its_points_but_not_before_them() -> None:
     assert on_line([(1.0, 10.0), (1.0, 14.0)], 5.0) == pytest.approx(12.0)
     with pytest.raises(ValueError, match="no step"):
         on_line([], 1.0)
+
+
+def test_depths_that_drafted_alike_make_no_slope_of_their_noise() -> None:
+    """Three depths whose drafts ended at 1.5 tokens are one point: nothing falls below a step without drafts."""
+    seen = [(0.0, 10.0), (1.48, 13.2), (1.49, 12.9), (1.50, 12.6)]
+    alike = StepTimes(
+        plain=(StepMeasured(batch=4, drafted=0.0, ms=9.9),),
+        drafting=tuple(StepMeasured(batch=4, drafted=d, ms=ms) for d, ms in seen),
+    )
+    assert alike.drafting_ms(4, 1.49) == pytest.approx(12.9)
+    assert alike.drafting_ms(4, 6.0) == pytest.approx(10.0 + 2.9 / 1.49 * 6.0)
+
+
+def test_step_with_drafts_is_never_shorter_than_one_without() -> None:
+    """Noise that makes a longer draft look cheaper gives the step that drafts nothing, however far it is drawn out."""
+    falling = StepTimes(
+        plain=(StepMeasured(batch=1, drafted=0.0, ms=10.0),),
+        drafting=tuple(
+            StepMeasured(batch=1, drafted=d, ms=ms)
+            for d, ms in [(0.0, 10.5), (4.0, 9.0), (8.0, 7.0)]
+        ),
+    )
+    assert [falling.drafting_ms(1, drafted) for drafted in (4.0, 8.0, 40.0)] == [10.5] * 3
+    cheap = StepTimes(
+        plain=(StepMeasured(batch=1, drafted=0.0, ms=10.0),),
+        drafting=(StepMeasured(batch=1, drafted=0.0, ms=9.5),),
+    )
+    assert cheap.drafting_ms(1, 0.0) == pytest.approx(10.0)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from trimtab.quality.eval_checks import JudgeCheck, ProgramCheck, program_of
+from trimtab.quality.eval_checks import (
+    JudgeCheck,
+    ProgramCheck,
+    SchemaCheck,
+    fulfils,
+    program_of,
+)
 from trimtab.quality.evals import EvalError, EvalItem, PairItem, read_items, text_is_right
 
 
@@ -186,3 +192,8 @@ def test_item_is_sampled_where_asking_twice_may_differ() -> None:
     assert told == [False, True, True]
     assert isinstance(by_judge, EvalItem)
     assert by_judge.checks == (JudgeCheck("http://judge/score"),)
+
+
+def test_answer_nested_without_measure_is_wrong_and_no_failure() -> None:
+    """Reading it must not end a walk."""
+    assert not fulfils("[" * 100_000, SchemaCheck({}), lambda *_: True)

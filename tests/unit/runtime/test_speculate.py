@@ -150,3 +150,10 @@ def test_schema_that_is_none_is_refused_before_anything_starts() -> None:
     broken = DraftSample(label="made", prompt="x", tokens_max=8, schema={"type": 7})
     with pytest.raises(LaunchError, match="made"):
         check_schemas((broken,))
+
+
+def test_batch_that_is_asked_about_is_measured() -> None:
+    """It pays at two streams and not at eight: six are answered for as six, and not as a neighbour."""
+    found = find(FakeStage(Law(base=10.0, token=2.0)), ask_of(batches=(1, 2, 8), batch=6))
+    assert {one.batch for one in found.points} == {1, 2, 6, 8}
+    assert found.because.startswith("at 6 streams")

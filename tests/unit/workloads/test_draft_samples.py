@@ -12,6 +12,7 @@ from trimtab.workloads.draft_samples import (
     sample_tokens,
     standard_samples,
 )
+from trimtab.workloads.texts import CHAT_SUBJECTS
 
 FUNCTION = """def {name}(first, second):
     total = first + second
@@ -39,6 +40,14 @@ def test_made_requests_are_of_every_kind_and_the_edits_are_known() -> None:
     assert all(one.expected for one in samples if one.label == "edit")
     assert all(one.schema == RECORD_SCHEMA for one in samples if one.label == "record")
     assert samples == standard_samples(SOURCES, each=6, seed=1)
+
+
+def test_as_many_requests_as_may_be_asked_for_are_made() -> None:
+    """More than there are subjects: of each subject one record, and all else in full."""
+    samples = standard_samples(SOURCES, each=64, seed=1)
+    labels = [one.label for one in samples]
+    assert labels.count("edit") == 64
+    assert labels.count("record") == len(CHAT_SUBJECTS)
 
 
 def test_given_requests_keep_label_length_and_schema() -> None:
