@@ -224,6 +224,32 @@ async def test_busiest_is_of_the_requests_since_then(path: Path, ledger: SqliteL
     assert found == [9, 5, 5, None]
 
 
+async def test_busiest_is_unknown_where_requests_since_then_may_be_folded(
+    path: Path, ledger: SqliteLedger
+) -> None:
+    """The most of what is left would be too low a peak, and nothing would show it."""
+    for concurrency in (9, 7, 3, 5):
+        ledger.append(request(1, concurrency_at_admission=concurrency), cause_id=None)
+    await ledger.flush()
+    with SqliteReader(path) as reader:
+        times = [each.at_s for each in reader.read()]
+        await ledger.compact(keep_events=2)
+        found = [reader.busiest(since) for since in (0.0, *times)]
+    assert found == [None, None, None, 5, 5]
+
+
+def test_busiest_of_a_clock_that_was_put_back_misses_no_request(path: Path) -> None:
+    """What was served before the step and since the time asked for counts, wherever it lies in the file."""
+    start_s = 1_800_000_000.0
+    for back_s, concurrencies in ((0.0, (1, 9)), (60.0, (2, 3)), (-60.0, (4, 5))):
+        ledger = SqliteLedger(path, clock=SteppingClock(start_s=start_s - back_s))
+        for concurrency in concurrencies:
+            ledger.append(request(1, concurrency_at_admission=concurrency), cause_id=None)
+        ledger.close()
+    with SqliteReader(path) as reader:
+        assert [reader.busiest(start_s + since) for since in (-90.0, 0.0, 10.0)] == [9, 9, 5]
+
+
 async def test_whom_a_lever_was_shown_to_is_read_of_its_latest_proof(
     path: Path, ledger: SqliteLedger
 ) -> None:

@@ -64,11 +64,30 @@ async def echo(exchange: Exchange) -> None:
     exchange.answer(200, [], exchange.method + b" " + exchange.target + b" " + body)
 
 
-def said_to(pieces: list[bytes]) -> Wire:
+class LostWire(Wire):
+    """A transport whose client has gone, as uvloop's are before their protocol is told of it."""
+
+    def __init__(self, lost: str) -> None:
+        super().__init__()
+        self._lost = lost
+
+    def write(self, data: bytes) -> None:
+        if self._lost == "write":
+            raise RuntimeError("the handler is closed")
+        super().write(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+def said_to(pieces: list[bytes], given_wire: Wire | None = None) -> Wire:
     """Return what is said to a client that sends these pieces."""
 
     async def run() -> Wire:
-        wire, fronts = Wire(), set[Front]()
+        wire, fronts = given_wire or Wire(), set[Front]()
         front = Front(echo, asyncio.Protocol, LIMITS, fronts)
         front.connection_made(cast(asyncio.Transport, wire))
         for piece in filter(None, pieces):
@@ -153,6 +172,14 @@ def test_whatever_a_client_sends_there_is_no_failure_of_ours(pieces: list[bytes]
     errors = [code for code in codes if code >= 400]
     assert errors == [code for code in codes[-1:] if code >= 400]
     assert set(errors) <= {400, 408, 413, 431, 505}
+
+
+@pytest.mark.parametrize("lost", ["write", "write_eof"])
+def test_refused_client_that_has_gone_meanwhile_is_no_failure_of_ours(lost: str) -> None:
+    """An error can no longer be said, or its connection not be half closed: it is closed, and that is all."""
+    wire = said_to([b"no request at all\r\n\r\n"], LostWire(lost))
+    assert wire.is_closed
+    assert bool(wire.said) is (lost == "write_eof")
 
 
 def fail(*what: object, **how: object) -> None:

@@ -183,8 +183,13 @@ class FleetColumns:
 
     def changed(self, at: int) -> None:
         """Say that the work of one replica has changed."""
-        if self._work is not None:
-            self._changed.append(at)
+        if self._work is None:
+            return
+        self._changed.append(at)
+        if len(self._changed) > CHANGED_MAX:
+            # Nobody may ever ask again: a policy that looks at no work has come.
+            self._work = None
+            self._changed.clear()
 
     def of_work(self, key: object, rules: WorkRules) -> Floats:
         """Return what rules make of the work on all replicas, a column for each, which must not change.
@@ -193,7 +198,7 @@ class FleetColumns:
         places.
         """
         work, changed = self._work, self._changed
-        if work is None or work[0] is not key or len(changed) > CHANGED_MAX:
+        if work is None or work[0] is not key:
             work = self._work = (key, rules.whole(self))
         else:
             for at in changed:

@@ -207,7 +207,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to be prefilled for another replica. `body` is the client's, declared edits made; it is not kept.
 
     `path`: of the /v1 route; `headers`: what the replica is told beside it; `blocks`: the prompt's hashed blocks, by
-    which a prefill side finds what it holds.
+    which a prefill side finds what it holds; `held_tokens`: those of the prompt that it is believed to hold.
     """
 
     request_id: str
@@ -216,6 +216,12 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[bytes, bytes], ...]
     blocks: tuple[int, ...]
     prompt_tokens: int
+    held_tokens: int = 0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Return how many tokens the prefill side computes: the last one always."""
+        return max(1, self.prompt_tokens - self.held_tokens)
 
 
 class KvTransfer(Protocol):

@@ -53,10 +53,11 @@ from trimtab.core.events import (
 )
 from trimtab.core.findings import Diagnosis
 from trimtab.core.gate import GateResult
-from trimtab.core.lever import LeverRecord, TriggerSpec
+from trimtab.core.lever import LeverRecord
 from trimtab.core.quality_scores import Scores
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
+from trimtab.core.trigger_status import TriggerStatus, trigger_after, triggers_after
 from trimtab.core.types import Arm, ReplicaState, Role, RolloutState, Verdict
 
 FLOW_KINDS = frozenset({"request_served", "measured"})
@@ -74,21 +75,6 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 0
     since_s: float = 0.0
     role: Role = Role.MIXED
-
-
-class TriggerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger of a lever. `fired`: it holds the lever off now; `fired_count` counts every firing.
-
-    `value` and `samples` are those of its last move, None and 0 while it never moved.
-    """
-
-    spec: TriggerSpec
-    fired: bool = False
-    fired_count: int = 0
-    value: float | None = None
-    samples: int = 0
-    action: str = ""
-    at_s: float | None = None
 
 
 class LeverStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,6 +340,7 @@ def _apply_lever(
                 moved_at_s=at_s,
                 verification=None if answers_verification(event) else status.verification,
                 exposed={} if begins_proof(event) else status.exposed,
+                triggers=triggers_after(status.triggers, event),
             )
         case GatesEvaluated():
             return msgspec.structs.replace(
@@ -374,24 +361,11 @@ def _apply_lever(
             still = {cut: why for cut, why in refused.items() if cut not in event.kept}
             return msgspec.structs.replace(status, kept=event.kept, refused=still)
         case TriggerMoved():
-            triggers = {**status.triggers, event.trigger.name: _moved(status, at_s, event)}
-            return msgspec.structs.replace(status, triggers=triggers)
+            name = event.trigger.name
+            after = trigger_after(status.triggers.get(name), at_s, event)
+            return msgspec.structs.replace(status, triggers={**status.triggers, name: after})
         case Effect():
             effects = {**status.effects, f"{event.metric}/{event.cut}": event}
             return msgspec.structs.replace(status, effects=effects)
         case _:
             assert_never(event)
-
-
-def _moved(status: LeverStatus, at_s: float, event: TriggerMoved) -> TriggerStatus:
-    before = status.triggers.get(event.trigger.name)
-    fired_count = before.fired_count if before else 0
-    return TriggerStatus(
-        spec=event.trigger,
-        fired=event.fired,
-        fired_count=fired_count + event.fired,
-        value=event.value,
-        samples=event.samples,
-        action=event.action,
-        at_s=at_s,
-    )

@@ -69,7 +69,7 @@ class StreamText:
         for at, part in enumerate(parts):
             size = len(part) + len(tail)
             head = heads.get(size) or self._head(size)
-            if not part.startswith(head):
+            if head is None or not part.startswith(head):
                 return None
             text = part[len(head) :]
             if b"\n" in text or b"\r" in text:
@@ -79,14 +79,20 @@ class StreamText:
             parts[at] = text
         return parts
 
-    def _head(self, size: int) -> bytes:
-        """Return what stands before the text of a chunk that has this size, its frame included."""
+    def _head(self, size: int) -> bytes | None:
+        """Return what stands before the text of a chunk that has this size, its frame included.
+
+        None where no chunk has this size: 255 bytes are one more with their length, 256 bytes two more.
+        """
         # The length is said of the event alone, and how many digits it takes depends on itself.
         event = size - 2
         digits = next(n for n in range(1, 17) if event - n - 2 < 16**n)
+        length = b"%x" % max(0, event - digits - 2)
+        if len(length) != digits:
+            return None
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
-        head = self._heads[size] = b"%x\r\n%b" % (max(0, event - digits - 2), self._before)
+        head = self._heads[size] = b"%b\r\n%b" % (length, self._before)
         return head
 
     def inside(self, raw: bytes) -> bytes | None:

@@ -5,7 +5,8 @@ import datetime
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.narrate_words import duration, tell_scores, tell_verification
-from trimtab.core.state import LeverStatus, TriggerStatus
+from trimtab.core.state import LeverStatus
+from trimtab.core.trigger_status import TriggerStatus
 from trimtab.rollout.interactions import Meeting
 
 

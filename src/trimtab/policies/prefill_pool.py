@@ -121,7 +121,10 @@ class PrefillPool:
         )
 
     def computing(self, replica: str, request_id: str, tokens: int) -> None:
-        """Note that a prompt waits for its turn on a prefill replica; `computed` must follow once."""
+        """Note that a prompt waits for its turn on a prefill replica, with so many tokens to compute there.
+
+        `computed` must follow once.
+        """
         self._computing.setdefault(replica, {})[request_id] = tokens
 
     def computed(self, replica: str, request_id: str) -> None:

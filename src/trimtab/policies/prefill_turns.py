@@ -32,10 +32,14 @@ class Lane(StrEnum):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A prompt that waits for its turn; `number`: in the order in which they came."""
+    """A prompt that waits for its turn; `number`: in the order in which they came.
+
+    `held`: those of its tokens that are computed already. Only the main lane has them: what passes is computed whole.
+    """
 
     number: int
     tokens: int
+    held: int = 0
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +59,8 @@ def next_turn(
         return None
     if turns.main is None:
         first = queue[0]
-        taken = msgspec.structs.replace(turns, main=first.tokens, may_pass=first.tokens)
+        left = max(1, first.tokens - first.held)
+        taken = msgspec.structs.replace(turns, main=left, may_pass=left)
         return taken, first.number, Lane.MAIN
     if not passes or turns.passing is not None:
         return None
@@ -63,9 +68,9 @@ def next_turn(
     shorter = next((one for one in queue if one.tokens <= most), None)
     if shorter is None:
         return None
-    left = turns.may_pass - shorter.tokens
+    may_pass = turns.may_pass - shorter.tokens
     return (
-        msgspec.structs.replace(turns, passing=shorter.tokens, may_pass=left),
+        msgspec.structs.replace(turns, passing=shorter.tokens, may_pass=may_pass),
         shorter.number,
         Lane.PASSING,
     )
@@ -81,8 +86,8 @@ def ended(turns: Turns, lane: Lane) -> Turns:
 def tokens_waited_for(tokens: int, before: Iterable[int], chunk_tokens: int) -> float:
     """Return how many tokens are computed before a prompt's own end beyond its own, where it may pass longer ones.
 
-    `before`: tokens of the prompts there now. Those that it passes cost half a chunk, which is the step that runs, and
-    what its own chunks have left for them.
+    `before`: tokens that the prompts there now have to compute. Those that it passes cost half a chunk, which is the
+    step that runs, and what its own chunks have left for them.
     """
     waited_for, passed = 0.0, False
     for each in before:

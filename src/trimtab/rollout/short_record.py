@@ -331,8 +331,8 @@ def _peak(asked: int | str | None, peak_cycle_s: float, known: Known) -> int | N
     recorded = known.peak_concurrency(peak_cycle_s)
     if recorded is None:
         raise LeverRecordError(
-            "$.ramp.peak_concurrency: no request of the last peak cycle is in the ledger; write how many are in flight "
-            "at the peak"
+            "$.ramp.peak_concurrency: no request of the last peak cycle is in the ledger, or the ledger does not reach "
+            "back so far (ledger.keep_events); write how many are in flight at the peak"
         )
     return recorded
 

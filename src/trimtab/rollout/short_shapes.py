@@ -159,8 +159,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     `absent`: metrics that cannot be read of its engines, with why. `price_per_replica_hour`: 0 is not known.
     `not_combinable`: a technique and a cut that its engine cannot serve together, such as
     ("speculation", "constraint=json_schema"), with why. `peak_concurrency`: most requests that were in flight at once
-    in the last so many seconds, None if none are recorded. `find_model` raises `LeverRecordError`; `hide` returns a cut
-    as it may be kept.
+    in the last so many seconds, None if none are recorded or not of all that time. `find_model` raises
+    `LeverRecordError`; `hide` returns a cut as it may be kept.
     """
 
     absent: Mapping[Metric, str] = {}

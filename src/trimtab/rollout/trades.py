@@ -33,7 +33,9 @@ def _with_unpacking(result: GateResult, results: Sequence[GateResult]) -> GateRe
         if one.metric is Metric.TPOT_MS
         and one.cut == result.cut
         and one.value is not None
-        and one.value < 1.0
+        # What may be noise is no gain, and tells no cause.
+        and one.interval is not None
+        and one.interval.high < 1.0
     ]
     if not faster:
         return result

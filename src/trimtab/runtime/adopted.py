@@ -1,12 +1,12 @@
 """What is kept of an adopted lever while its triggers watch it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
 
 from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
-from trimtab.core.events import CutsKept
+from trimtab.core.events import CutsKept, TriggerMoved
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
 from trimtab.rollout.aftermath import (
@@ -82,8 +82,17 @@ class Adopted(msgspec.Struct, kw_only=True):
                 f"{cut} is known only when a request has been served: nothing can be kept off by it"
             )
         self.without = tuple(dict.fromkeys((*self.without, cut)))
-        left = tuple(str(each) for each in self.cuts_on) or (() if self.cuts else (ALL_TRAFFIC,))
-        return CutsKept(lever=name, kept=left, refused={str(cut): reason})
+        # What a trigger holds it off now is the lever's still: it comes back, after a restart too.
+        left = tuple(str(each) for each in self.cuts if each not in self.without)
+        kept = left if self.cuts else (ALL_TRAFFIC,)
+        return CutsKept(lever=name, kept=kept, refused={str(cut): reason})
+
+    def let_all_go(self) -> bool:
+        """Let no trigger hold anything of it, each watched anew; say whether one did."""
+        held = self.is_off or bool(self.cuts_off) or any(each.is_off for each in self.watches)
+        self.off_by, self.cuts_off, self.acted = set(), frozenset(), None
+        self.watches = [TriggerWatch(spec=spec) for spec in self.record.triggers]
+        return held
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +197,27 @@ def give_back(lever: Adopted, spec: TriggerSpec) -> None:
             return
         case _:
             assert_never(spec.action)
+
+
+def lowers_affinity(levers: Iterable[Adopted]) -> bool:
+    """Say whether any trigger of any lever wants less affinity now."""
+    return any(
+        each.is_off and each.spec.action is TriggerAction.LOWER_AFFINITY
+        for lever in levers
+        for each in lever.watches
+    )
+
+
+def told_of(lever: Adopted, spec: TriggerSpec, action: Action, what: str) -> TriggerMoved:
+    """Return what is recorded of a trigger that fired or let go; `what` says it in words."""
+    return TriggerMoved(
+        lever=lever.record.name,
+        trigger=spec,
+        fired=action.fired,
+        value=action.value,
+        samples=action.samples,
+        action=what,
+    )
 
 
 def by_temperature(record: LeverRecord, spec: TriggerSpec) -> bool:

@@ -225,6 +225,7 @@ class AttachedFleet:
             self._on_gone(member.id)
 
     def _drop(self, member: Member) -> None:
+        member.changes_role = False
         if member.task is not None:
             member.task.cancel()
         member.looked.set()
@@ -286,7 +287,8 @@ class AttachedFleet:
         """Take in that a server did not answer well; it is left out after enough of that."""
         member.failures += 1
         member.because = why
-        is_ready = member.state is ReplicaState.READY
+        # One that drains for another role serves on afterwards, and is as patiently waited for.
+        is_ready = member.state is ReplicaState.READY or member.changes_role
         if is_ready and member.failures < self._config.unhealthy_after:
             return
         reason = f"not well: {why}"
@@ -319,11 +321,9 @@ class AttachedFleet:
         try:
             while self._in_flight(replica) > 0 and member.changes_role:
                 if self._clock.mono_s() >= deadline_s or member.state is not ReplicaState.DRAINING:
-                    raise LaunchError(
-                        f"{replica} keeps its role: it did not drain while it was well"
-                    )
+                    raise LaunchError(f"{replica} keeps its role: it did not drain while well")
                 await asyncio.sleep(_DRAIN_POLL_S)
-            if not member.changes_role or self._members.get(replica) is not member:
+            if not member.changes_role:
                 raise LaunchError(f"{replica} left the fleet before it changed its role")
             member.role = role
         finally:

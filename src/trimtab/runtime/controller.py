@@ -82,8 +82,7 @@ class Controller:
     @property
     def has_ended(self) -> bool:
         """Whether no lever is being proven any more, nor prepared for it."""
-        ended = self.proof is None or self.proof.rollout.state in ENDED
-        return ended and self._prepares is None
+        return (self.proof is None or self.proof.rollout.state in ENDED) and self._prepares is None
 
     def propose(self, record: LeverRecord, *, cause_id: str | None) -> str:
         """Accept a complete lever record as a proposal; raises `LeverRecordError` for an incomplete one."""
@@ -94,7 +93,7 @@ class Controller:
     async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
 
-        Raises `ControlError` while another lever is being prepared or proven, or promotions are frozen.
+        Raises `ControlError` while another lever is being prepared or proven, or promotions are (or become) frozen.
         """
         self._check_free()
         replicas = await self._prepared(record, cause_id)
@@ -151,7 +150,12 @@ class Controller:
     async def _prepared(self, record: LeverRecord, cause_id: str) -> tuple[str, ...]:
         self._prepares = record.name
         try:
-            return await self._actuator.prepare(record, cause_id=cause_id)
+            replicas = await self._actuator.prepare(record, cause_id=cause_id)
+            if self.is_frozen:
+                # Promotions were stopped while the replicas restarted, which takes minutes.
+                await self._actuator.take_back(record, cause_id=cause_id)
+                raise ControlError(FROZEN)
+            return replicas
         finally:
             self._prepares = None
 
@@ -225,8 +229,7 @@ class Controller:
                 f"{proof.record.name} is {proof.rollout.state.value}: only a lever at its last share can be adopted"
             )
         self._check_thawed()
-        now_s = self._clock.mono_s()
-        adopted = move(proof.rollout, RolloutState.ADOPTED, now_s, reason)
+        adopted = move(proof.rollout, RolloutState.ADOPTED, self._clock.mono_s(), reason)
         await self._carry_out(proof, msgspec.structs.replace(adopted, share=1.0), None)
 
     def _running_proof(self) -> Proof:
@@ -265,10 +268,8 @@ class Controller:
             return
         if proof.rollout.state is RolloutState.PAUSED:
             # Nothing can be seen of it, but one that nobody resumes ends in time.
-            look = Look(verdict=Verdict.HOLD)
-            await self._follow(
-                proof, advance(proof.record, proof.rollout, look, now_s), look.verdict
-            )
+            after = advance(proof.record, proof.rollout, Look(verdict=Verdict.HOLD), now_s)
+            await self._follow(proof, after, Verdict.HOLD)
             return
         candidate = self._actuator.plan.candidate
         if candidate is None:
@@ -357,19 +358,18 @@ class Controller:
             self._moved(proof, RolloutState.ADOPTED, proof.rollout, Verdict.FAIL, failed)
             await self._take_back(proof)
             return
-        out = tuple(proof.out)
         self._actuator.adopt(
-            proof.record, policy=proof.policy, cuts=kept, without=out, cause_id=cause
+            proof.record, policy=proof.policy, cuts=kept, without=tuple(proof.out), cause_id=cause
         )
         self._on_adopted(proof.record, proof.policy, kept, cause)
 
     def finish(self) -> Proof | None:
         """Let go of a rollout that has ended, so that the next lever can be proven; returns it."""
         proof = self.proof
-        if proof is not None and proof.rollout.state in ENDED:
-            self.proof = None
-            return proof
-        return None
+        if proof is None or proof.rollout.state not in ENDED:
+            return None
+        self.proof = None
+        return proof
 
     async def give_up(self, reason: str) -> None:
         """Roll back the lever being proven, for a reason outside its gates (time is up, shutdown)."""

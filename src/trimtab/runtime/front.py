@@ -37,6 +37,9 @@ Serve: TypeAlias = Callable[[Exchange], Coroutine[object, object, None]]
 Pages: TypeAlias = Callable[[], asyncio.Protocol]
 
 _LOG = logging.getLogger(__name__)
+_GONE: Final = (OSError, RuntimeError)
+"""What a transport raises whose client has gone while nobody has told us yet; uvloop's own is the second."""
+
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -303,7 +306,11 @@ class Front(asyncio.Protocol):
             (b"Content-Length", b"%d" % len(error_body(error))),
             (b"Connection", b"close"),
         ]
-        self.send(response_head(error.status, said) + error_body(error))
+        try:
+            self.send(response_head(error.status, said) + error_body(error))
+        except _GONE:
+            self.abort()
+            return
         self._close(linger=True)
 
     def _close(self, *, linger: bool = False) -> None:
@@ -316,8 +323,7 @@ class Front(asyncio.Protocol):
         try:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-        except OSError:
-            # The client has gone, and nobody has told us yet.
+        except _GONE:
             self._transport.abort()
             return
         self._resume_reading()

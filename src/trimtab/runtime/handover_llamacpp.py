@@ -106,7 +106,7 @@ class LlamaCppTransfer:
     async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
         """See `KvTransfer`."""
         site = self._site(source)
-        async with site.turn.taken(what.prompt_tokens) as lane:
+        async with site.turn.taken(what.prompt_tokens, held=what.held_tokens) as lane:
             began_s = self._clock.mono_s()
             slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
             parcel = await self._computed(what, source, slot)

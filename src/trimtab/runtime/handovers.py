@@ -216,7 +216,8 @@ class HandOvers:
         seen.passage = passage
         self._under_way.add(passage)
         try:
-            await self._carry(passage, routed, _what(exchange, body, headers, routed), place)
+            what = _what(exchange, body, headers, routed, source.id)
+            await self._carry(passage, what, place)
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
             self._stays(routed)
@@ -253,15 +254,12 @@ class HandOvers:
             return self.pool.choose(routed, can_travel=False)
         return decision
 
-    async def _carry(self, passage: Passage, routed: Routed, what: Prefill, place: Place) -> None:
+    async def _carry(self, passage: Passage, what: Prefill, place: Place) -> None:
         """Prefill and deliver; the prompt counts on its prefill replica until that is over."""
         load, index, source = self._router.load, self._router.index, passage.source
         ahead = f"{what.request_id} ahead"
-        held = routed.request.holdings.by(source.id)
         load.prefilled_elsewhere(what.request_id)
-        load.admitted(
-            ahead, source.id, prefill_tokens=max(1, routed.prompt_tokens - held), decode_tokens=0
-        )
+        load.admitted(ahead, source.id, prefill_tokens=what.uncached_tokens, decode_tokens=0)
         index.record(source.id, what.blocks, self._clock.mono_s())
         try:
             passage.parcel = await self._prefilled(passage, what)
@@ -274,7 +272,7 @@ class HandOvers:
     async def _prefilled(self, passage: Passage, what: Prefill) -> Parcel:
         source, outcome = passage.source, Outcome.NEUTRAL
         self._guard.sent(source.id, self._clock.mono_s())
-        self.pool.computing(source.id, what.request_id, what.prompt_tokens)
+        self.pool.computing(source.id, what.request_id, what.uncached_tokens)
         try:
             parcel = await _within(
                 self._config.prefill_timeout_s,
@@ -364,7 +362,7 @@ class HandOvers:
         self.books.tell(passage, passage.told(seen.report.cached_tokens), cause_id)
 
 
-def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Prefill:
+def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed, source: str) -> Prefill:
     return Prefill(
         request_id=routed.query.request_id,
         path=exchange.path,
@@ -372,6 +370,7 @@ def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed) -> Pr
         headers=tuple(headers),
         blocks=routed.query.blocks,
         prompt_tokens=routed.prompt_tokens,
+        held_tokens=routed.request.holdings.by(source),
     )
 
 

@@ -18,7 +18,7 @@ from trimtab.runtime.ledger_retention import (
     read_decided,
     read_decided_of,
 )
-from trimtab.runtime.ledger_rows import LedgerError, Row
+from trimtab.runtime.ledger_rows import LedgerError, Row, first_id
 from trimtab.runtime.ledger_verify import CHECKPOINT, Verification, verify
 
 _INDEXED = "kind <> 'request_served'"
@@ -105,13 +105,21 @@ class SqliteReader:
         return sorted([*decided, *cited], key=lambda each: each.seq)
 
     def busiest(self, since_s: float) -> int | None:
-        """Return most requests that were in flight as one was admitted since then, None if none was."""
+        """Return most requests that were in flight as one was admitted since then.
+
+        None if none was, and where the ledger does not reach back so far: of what is folded nobody knows the most.
+        """
+        # Ids are in order of time and have an index; bodies before them are never read.
         query = (
             "SELECT max(json_extract(body, '$.record.concurrency_at_admission')) FROM events "
-            "WHERE kind = 'request_served' AND at_s >= ?"
+            "WHERE id >= ? AND kind = 'request_served' AND at_s >= ?"
         )
-        with self._errors():
-            (most,) = self._db.execute(query, (since_s,)).fetchone()
+        first = first_id(since_s)
+        with self._errors(), self._snapshot():
+            folded = last_checkpoint(self._db)
+            if folded is not None and folded.through_id >= first:
+                return None
+            (most,) = self._db.execute(query, (first, since_s)).fetchone()
         return None if most is None else int(most)
 
     def met(self, lever: str) -> Met:

@@ -199,6 +199,11 @@ class EventIds:
         return f"{_digits(self._ms, _TIME_DIGITS)}{_digits(self._count, _COUNT_DIGITS)}{self._run}"
 
 
+def first_id(at_s: float) -> str:
+    """Return a text that no id of an event of this time or later sorts before, however the clock was put back."""
+    return _digits(max(0, int(at_s * 1000)), _TIME_DIGITS)
+
+
 def _digits(number: int, width: int) -> str:
     found = ""
     while width > 1:

@@ -13,15 +13,18 @@ class PrefillTurn:
     def __init__(self, *, passes: bool) -> None:
         self._passes = passes
         self._turns = Turns()
-        self._waiting: dict[int, tuple[int, asyncio.Future[Lane]]] = {}
+        self._waiting: dict[int, tuple[Waiting, asyncio.Future[Lane]]] = {}
         self._number = 0
 
     @asynccontextmanager
-    async def taken(self, tokens: int) -> AsyncIterator[Lane]:
-        """Wait for the turn of a prompt of so many tokens; yields the lane that is its own until it ends."""
+    async def taken(self, tokens: int, *, held: int = 0) -> AsyncIterator[Lane]:
+        """Wait for the turn of a prompt, and yield the lane that is its own until it ends.
+
+        `tokens`: its length; `held`: those of them that are computed already.
+        """
         self._number += 1
         number, turn = self._number, asyncio.get_running_loop().create_future()
-        self._waiting[number] = (tokens, turn)
+        self._waiting[number] = (Waiting(number, tokens, held), turn)
         self._give()
         try:
             lane = await turn
@@ -41,11 +44,7 @@ class PrefillTurn:
     def _give(self) -> None:
         """Give turns to all who may have one now."""
         while True:
-            queue = [
-                Waiting(number, tokens)
-                for number, (tokens, turn) in self._waiting.items()
-                if not turn.done()
-            ]
+            queue = [waiting for waiting, turn in self._waiting.values() if not turn.done()]
             found = next_turn(self._turns, queue, passes=self._passes)
             if found is None:
                 return

@@ -57,7 +57,8 @@ class Proof(msgspec.Struct, kw_only=True):
         if candidate is not None:
             first = first_block(self.rollout.steps[-1], candidate)
             self.exposed.take(record, candidate, first)
-            if record.lever == self.record.name and (record.block or -1) >= first:
+            is_now = record.block is not None and record.block >= first
+            if record.lever == self.record.name and is_now:
                 self.busiest = max(self.busiest, record.concurrency_at_admission or 0)
             self.met.take(record, candidate)
 

@@ -40,12 +40,16 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Off(msgspec.Struct, frozen=True, kw_only=True):
-    """An adopted lever that was held off. `by`: its triggers, or a person; `cuts`: those it was adopted for."""
+    """An adopted lever that was held off. `by`: its triggers, or a person; `cuts`: those it was adopted for.
+
+    `narrowed_by`: triggers that hold back a part of it besides.
+    """
 
     record: LeverRecord
     by: frozenset[str]
     cuts: tuple[Cut, ...]
     without: tuple[Cut, ...] = ()
+    narrowed_by: frozenset[str] = frozenset()
 
 
 class Narrowed(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,16 +221,28 @@ def _narrowed(state: State, adopted: dict[str, LeverRecord]) -> dict[str, Narrow
     found = {}
     for name, record in adopted.items():
         lever = state.levers[name]
-        by = {trigger.spec.name for trigger in lever.triggers.values() if trigger.fired}
+        by = _narrowed_by(lever)
         if by:
-            found[name] = Narrowed(
-                by=frozenset(by), cuts=_kept(lever), without=_never(record, lever)
-            )
+            found[name] = Narrowed(by=by, cuts=_kept(lever), without=_never(record, lever))
     return found
 
 
+def _narrowed_by(lever: LeverStatus) -> frozenset[str]:
+    """Return the triggers that hold back a part of a lever: what holds off all of it is told by its state."""
+    return frozenset(
+        name
+        for name, trigger in lever.triggers.items()
+        if trigger.fired and trigger.spec.action is not TriggerAction.DISABLE
+    )
+
+
 def _kept(lever: LeverStatus) -> tuple[Cut, ...]:
-    return tuple(parse_cut(text) for text in lever.kept if text != ALL_TRAFFIC)
+    """Return the cuts that a lever was adopted for, none for all traffic.
+
+    One that lost every cut was adopted for those that it lost: all of them are among what it never gets.
+    """
+    kept = lever.kept or tuple(lever.refused)
+    return tuple(parse_cut(text) for text in kept if text != ALL_TRAFFIC)
 
 
 def _never(record: LeverRecord, lever: LeverStatus) -> tuple[Cut, ...]:
@@ -240,6 +256,7 @@ def _disabled(state: State) -> tuple[Off, ...]:
             by=_held_by(lever),
             cuts=_kept(lever),
             without=_never(lever.record, lever),
+            narrowed_by=_narrowed_by(lever),
         )
         for lever in state.levers.values()
         if lever.state is RolloutState.DISABLED and lever.record is not None

@@ -179,7 +179,13 @@ def _watch_adopted(control: Control, found: Resumed, cause_id: str) -> None:
     for off in found.disabled:
         policy = routing_policy_of(off.record)
         control.triggers.adopt(
-            off.record, policy, off.cuts, cause_id, off_by=off.by, without=off.without
+            off.record,
+            policy,
+            off.cuts,
+            cause_id,
+            off_by=off.by,
+            without=off.without,
+            narrowed_by=off.narrowed_by,
         )
 
 

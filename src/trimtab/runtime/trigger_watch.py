@@ -34,8 +34,10 @@ from trimtab.runtime.adopted import (
     harm_since,
     hold_back,
     hold_off,
+    lowers_affinity,
     note_action,
     rested,
+    told_of,
     watches_of,
 )
 
@@ -43,7 +45,6 @@ WINDOW_S = 10.0
 """Signals are computed over the last ten seconds."""
 
 VIEWS_MAX = 600
-LOWER = TriggerAction.LOWER_AFFINITY
 EXPIRED_BECAUSE = "the record expired: it must prove itself again"
 
 
@@ -79,6 +80,7 @@ class TriggerShell:
         self._scores = scores
         self._on_moved = on_moved
         self._on_changed = on_changed
+        self._is_lowered = False
         self._views: deque[FleetView] = deque(maxlen=VIEWS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self.adopted: dict[str, Adopted] = {}
@@ -194,17 +196,19 @@ class TriggerShell:
         Raises `KeyError` for a lever that is not adopted.
         """
         lever = self.adopted[name]
-        was_off = lever.is_off
-        by_person = PERSON in lever.off_by
-        lever.off_by = set() if on else {*lever.off_by, PERSON}
+        was_off, by_person = lever.is_off, PERSON in lever.off_by
+        held = on and lever.let_all_go()
         if on:
-            self._give_affinity_back(lever)
-            lever.watches = [TriggerWatch(spec=spec) for spec in lever.record.triggers]
-        off = RolloutState.DISABLED
-        if was_off and not on and not by_person:
-            # Off already, but from now on no trigger lets it come back: a restart reads that here.
-            self._record_move(lever, off, off, reason, cause_id=lever.cause_id)
+            self._set_affinity()
+        else:
+            lever.off_by.add(PERSON)
         if was_off is not on:
+            # It stays where it is, but no trigger lets it come back, or holds any of it: a restart reads that here.
+            now = RolloutState.ADOPTED if on else RolloutState.DISABLED
+            if held or (was_off and not by_person):
+                cause = self._record_move(lever, now, now, reason, cause_id=lever.cause_id)
+                if lever.is_on:
+                    self._narrow(lever, cause)
             return
         moves = (RolloutState.ADOPTED, RolloutState.DISABLED)
         before, to = moves[::-1] if on else moves
@@ -214,13 +218,15 @@ class TriggerShell:
     def let_be(self, name: str) -> Adopted:
         """Watch a lever no more, and return it; raises `KeyError` for one that is not adopted."""
         lever = self.adopted.pop(name)
-        self._give_affinity_back(lever)
+        self._set_affinity()
         return lever
 
-    def _give_affinity_back(self, lever: Adopted) -> None:
-        """What its triggers took of affinity goes with them."""
-        if any(one.is_off and one.spec.action is LOWER for one in lever.watches):
-            self._lower_affinity(False)
+    def _set_affinity(self) -> None:
+        """Keep affinity low as long as any trigger of any lever wants that."""
+        lowered = lowers_affinity(self.adopted.values())
+        if lowered is not self._is_lowered:
+            self._is_lowered = lowered
+            self._lower_affinity(lowered)
 
     def take_off_cut(self, name: str, cut: Cut, reason: str) -> None:
         """Leave an adopted lever all but one cut; raises `KeyError`, and `ControlError` where that cannot be."""
@@ -309,6 +315,7 @@ class TriggerShell:
             revision=None if lever.record.revision is None else lever.record.revision.id,
             scores=self._scores(lever.record),
             by_temperature=by_temperature(lever.record, state.spec),
+            min_samples=state.spec.min_samples,
         )
         window = Window(now_wall_s - WINDOW_S, now_wall_s)
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]
@@ -330,24 +337,15 @@ class TriggerShell:
         hold_back(lever, spec)
         if spec.action is TriggerAction.DISTRUST_INDEX:
             self._distrust()
-        elif spec.action is LOWER:
-            self._lower_affinity(True)
+        self._set_affinity()
 
     def _let_go(self, lever: Adopted, spec: TriggerSpec) -> None:
         """Note that a trigger does not hold the lever, its cut or affinity any more."""
         give_back(lever, spec)
-        if spec.action is LOWER:
-            self._lower_affinity(False)
+        self._set_affinity()
 
     def _tell(self, lever: Adopted, spec: TriggerSpec, action: Action, what: str) -> Said:
-        event = TriggerMoved(
-            lever=lever.record.name,
-            trigger=spec,
-            fired=action.fired,
-            value=action.value,
-            samples=action.samples,
-            action=what,
-        )
+        event = told_of(lever, spec, action, what)
         cause = self._sink.append(event, cause_id=lever.cause_id, durable=True)
         self._on_moved(event)
         return Said(trigger=spec.name, what=what, cause_id=cause)

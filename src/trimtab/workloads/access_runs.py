@@ -1,8 +1,12 @@
 """A gateway's access log as measured runs: for each replica and stretch of time, the means of what it served there.
 
-Clients in flight are Little's law over all requests of a replica, ended well or not: what they stayed, over the
-stretch. Times are those of streamed requests that ended well. A log over a day holds many loads, so it is cut into
-stretches, each a run of its own; one with few requests says little and is left out.
+Clients in flight are Little's law over all requests of a replica, ended well or not: what they stayed, over the time
+in which at least one was there, since the means are of requests and an idle replica serves none. Times are those of
+streamed requests that ended well and whose tokens the engine told: an estimate is no measurement. A log over a day
+holds many loads, so it is cut into stretches, each a run of its own; one with few requests says little and is left out.
+
+Engines may leave out that no token was cached (vLLM does). So a request without that figure had none cached where its
+replica told the figure of others; where it never does, what was cached is unknown, and the replica has no run.
 """
 
 import math
@@ -32,8 +36,9 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     replica: str = ""
     prompt_tokens: int | None = None
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     output_tokens: int | None = None
+    usage_estimated: bool = False
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
@@ -48,10 +53,11 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether it ended well with known tokens and times."""
+        """Whether it ended well with times and tokens that were told."""
         known = (self.prompt_tokens, self.output_tokens, self.ttft_ms, self.tpot_ms, self.e2e_ms)
         ended = self.status == _OK and self.error == _NO_ERROR
-        return ended and all(value is not None and value > 0 for value in known)
+        told = not self.usage_estimated
+        return ended and told and all(value is not None and value > 0 for value in known)
 
 
 def is_access_line(document: Mapping[str, object]) -> bool:
@@ -69,8 +75,8 @@ def runs_of_log(documents: Sequence[Mapping[str, object]]) -> tuple[BenchRun, ..
     runs = [run for name in sorted(by_replica) for run in _of_replica(by_replica[name])]
     if not runs:
         raise BenchFileError(
-            f"no replica has {REQUESTS_MIN} streamed requests with known tokens and times within "
-            f"{STRETCH_S / 60.0:.0f} minutes"
+            f"no replica has {REQUESTS_MIN} streamed requests with known tokens (cached ones too) "
+            f"and times within {STRETCH_S / 60.0:.0f} minutes"
         )
     return tuple(runs)
 
@@ -83,29 +89,39 @@ def _line(document: Mapping[str, object], number: int) -> _Line:
 
 
 def _of_replica(lines: Sequence[_Line]) -> Iterable[BenchRun]:
+    if all(line.cached_tokens is None for line in lines):
+        return
     first_s = min(line.arrived_s for line in lines)
-    last_s = max(line.finished_s for line in lines)
     stretches: dict[int, list[_Line]] = {}
     for line in lines:
         stretches.setdefault(int((line.arrived_s - first_s) / STRETCH_S), []).append(line)
     for place in sorted(stretches):
-        start_s = first_s + place * STRETCH_S
         known = [line for line in stretches[place] if line.usable]
         if len(known) >= REQUESTS_MIN:
-            yield _run(known, stretches[place], min(STRETCH_S, last_s - start_s))
+            yield _run(known, stretches[place])
 
 
-def _run(known: Sequence[_Line], all_lines: Sequence[_Line], span_s: float) -> BenchRun:
+def _busy_s(lines: Sequence[_Line]) -> float:
+    """Return how long at least one of the requests was in flight, in seconds."""
+    busy_s, until_s = 0.0, -math.inf
+    for line in sorted(lines, key=lambda each: each.arrived_s):
+        busy_s += max(0.0, line.finished_s - max(line.arrived_s, until_s))
+        until_s = max(until_s, line.finished_s)
+    return busy_s
+
+
+def _run(known: Sequence[_Line], all_lines: Sequence[_Line]) -> BenchRun:
     def mean(values: Iterable[float | None]) -> float:
         return math.fsum(value or 0.0 for value in values) / len(known)
 
+    busy_s = _busy_s(all_lines)
     stayed_s = math.fsum(line.e2e_ms or 0.0 for line in all_lines) / 1e3
     prompt = mean(line.prompt_tokens for line in known)
-    cached = mean(min(line.cached_tokens, line.prompt_tokens or 0) for line in known)
+    cached = mean(min(line.cached_tokens or 0, line.prompt_tokens or 0) for line in known)
     return BenchRun(
         tool=TOOL,
         model=None,
-        clients=stayed_s / span_s if span_s > 0.0 else 1.0,
+        clients=stayed_s / busy_s if busy_s > 0.0 else 1.0,
         input_tokens=prompt,
         output_tokens=mean(line.output_tokens for line in known),
         ttft_ms=mean(line.ttft_ms for line in known),

@@ -39,7 +39,6 @@ from trimtab.core.state import (
     LeverStatus,
     ReplicaStatus,
     State,
-    TriggerStatus,
     budgets_key,
     count,
     decode_state,
@@ -47,6 +46,7 @@ from trimtab.core.state import (
     fold,
     rebuild,
 )
+from trimtab.core.trigger_status import TriggerStatus
 from trimtab.core.types import Arm, ReplicaState, RolloutState, Verdict
 
 

@@ -69,3 +69,25 @@ def test_event_that_says_more_than_text_is_no_pattern(data: bytes) -> None:
 def test_text_that_is_no_utf8_is_none() -> None:
     """Bytes that cannot be text are told apart from empty text."""
     assert (text_of([b"\xff"]), text_of([]), text_of([b"a", rb"\"b\n"])) == (None, "", 'a"b\n')
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "is_text"),
+    [
+        (b"ff", 255, True),
+        (b"100", 256, True),
+        (b"ff", 256, False),
+        (b"fff", 4095, True),
+        (b"1000", 4096, True),
+        (b"fff", 4096, False),
+    ],
+)
+def test_chunk_whose_length_is_not_its_own_is_left_to_the_parser(
+    length: bytes, size: int, is_text: bool
+) -> None:
+    """Where the length takes a digit more, no chunk has the size between: such bytes are framed wrongly."""
+    text = b"x" * (size - len(raw(SHOWN.replace(b" one", b""))))
+    event = raw(SHOWN.replace(b" one", text))
+    assert len(event) == size
+    expected = [text] if is_text else None
+    assert expected == shown().insides(length + b"\r\n" + event + b"\r\n")

@@ -22,6 +22,17 @@ def test_free_replica_takes_who_came_first() -> None:
     assert next_turn(Turns(), [], passes=True) is None
 
 
+def test_prompt_that_is_held_counts_by_what_is_left_of_it() -> None:
+    """A long one that is nearly computed is passed by none; nor does it pass others, being computed whole there."""
+    (turns, *_) = next_turn(Turns(), [Waiting(1, LONG, held=LONG - SHORT)], passes=True) or (None,)
+    assert turns == Turns(main=SHORT, may_pass=SHORT)
+    assert next_turn(turns, [Waiting(2, SHORT)], passes=True) is None
+    busy = Turns(main=LONG, may_pass=LONG)
+    assert next_turn(busy, [Waiting(2, LONG, held=LONG - 1)], passes=True) is None
+    (all_held, *_) = next_turn(Turns(), [Waiting(1, LONG, held=LONG)], passes=True) or (None,)
+    assert all_held == Turns(main=1, may_pass=1)
+
+
 def test_much_shorter_prompt_passes_one_that_is_computed() -> None:
     """One at a time, the first of those that are short enough; one that is not so much shorter waits."""
     busy = Turns(main=LONG, may_pass=LONG)

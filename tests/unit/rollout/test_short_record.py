@@ -351,4 +351,6 @@ def test_peak_concurrency_is_written_or_taken_from_what_is_recorded(asked: str, 
 def test_peak_that_nobody_recorded_is_refused() -> None:
     """A cycle that waits for an unknown peak would never end by it."""
     text = f'{ROUTING}[ramp]\npeak_concurrency = "recorded"\n'
-    assert "$.ramp.peak_concurrency: no request of the last peak cycle" in refused(text)
+    said = refused(text)
+    assert "$.ramp.peak_concurrency: no request of the last peak cycle" in said
+    assert "the ledger does not reach back so far (ledger.keep_events)" in said

@@ -314,6 +314,46 @@ async def test_nothing_starts_while_promotions_are_stopped() -> None:
 
 
 @pytest.mark.parametrize("how", ["frozen", "ledger"])
+@pytest.mark.parametrize("paused", [False, True], ids=["start", "resume"])
+async def test_promotions_stopped_while_replicas_restart_expose_nothing(
+    how: str, paused: bool
+) -> None:
+    """The replicas go back, and a lever that was paused stays so."""
+    rig = Driven()
+    if paused:
+        await rig.start(SPECULATION)
+        await rig.controller.pause("a person asked")
+    restart = rig.fleet.restart_into
+
+    async def slow(replica: str, revision: Revision, **told: Any) -> None:
+        await restart(replica, revision, **told)
+        if revision == SPECULATION.revision:
+            if how == "frozen":
+                rig.controller.freeze(True, "maintenance")
+            else:
+                rig.sink.fail("no space")
+
+    rig.fleet.restart_into = slow  # type: ignore[method-assign]
+    with pytest.raises(ControlError, match="promotions are frozen"):
+        await (rig.controller.resume("a person asked") if paused else rig.start(SPECULATION))
+    assert rig.actuator.plan.candidate is None
+    assert rig.fleet.revisions["r1"] != SPECULATION.revision
+    assert rig.controller.has_ended is not paused
+    assert not paused or rig.state() is RolloutState.PAUSED
+
+
+async def test_requests_of_the_first_block_count_for_how_busy_the_slice_was() -> None:
+    """Block 0 is a block like the others: its batch is what the first look is told."""
+    rig = Driven()
+    await rig.start()
+    for one in traffic(rig.actuator.plan, rig.clock, ratio=GAIN):
+        rig.controller.on_record(one)
+    blocks = {one.block for one in rig.controller.records}
+    assert rig.controller.proof is not None
+    assert (blocks, rig.controller.proof.busiest) == ({0}, 2)
+
+
+@pytest.mark.parametrize("how", ["frozen", "ledger"])
 async def test_stopped_promotions_hold_the_share_but_not_the_way_back(how: str) -> None:
     """A lever that gains stays where it is; once it harms it goes."""
     rig = Driven()

@@ -30,7 +30,7 @@ from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.revision import Model
 from trimtab.core.state import EMPTY, State, rebuild
 from trimtab.core.traffic import Preference, Reserve, TrafficPlan
-from trimtab.core.types import ReplicaState, RolloutState, Technique
+from trimtab.core.types import ReplicaState, RolloutState, Technique, Verdict
 from trimtab.runtime.ledger_memory import MemoryLedger
 from trimtab.runtime.resume import (
     STOPPED_WITH_FLEET,
@@ -202,6 +202,76 @@ def test_what_triggers_hold_back_in_part_is_found_again() -> None:
     }
     gone = msgspec.structs.replace(fired, fired=False)
     assert resumed(after(*events, gone)).narrowed == {}
+
+
+def fired_for(action: TriggerAction) -> TriggerMoved:
+    """The trigger of the speculation lever fired, with this action on edits."""
+    (trigger,) = SPECULATION.triggers
+    return TriggerMoved(
+        lever=SPECULATION.name,
+        trigger=msgspec.structs.replace(trigger, action=action, cut=EDITS),
+        fired=True,
+        value=9.0,
+        samples=9,
+        action=f"{action.value}: test",
+    )
+
+
+def move(before: RolloutState, to: RolloutState, verdict: Verdict | None = None) -> RolloutMoved:
+    return RolloutMoved(
+        lever=SPECULATION.name, before=before, after=to, share=1.0, verdict=verdict, reason="test"
+    )
+
+
+@pytest.mark.parametrize(
+    ("moves", "held"),
+    [
+        ((), True),
+        ((move(RolloutState.ADOPTED, RolloutState.ADOPTED),), False),
+        ((move(RolloutState.ADOPTED, RolloutState.DISABLED),
+          move(RolloutState.DISABLED, RolloutState.ADOPTED)), False),
+        ((move(RolloutState.ADOPTED, RolloutState.DISABLED, Verdict.FAIL),
+          move(RolloutState.DISABLED, RolloutState.ADOPTED, Verdict.PASS)), True),
+        ((move(RolloutState.ADOPTED, RolloutState.RAMPING),
+          move(RolloutState.RAMPING, RolloutState.ADOPTED, Verdict.PASS)), False),
+    ],
+    ids=["fired", "switched on", "switched off and on", "off and on by another trigger", "verified"],
+)  # fmt: skip
+def test_triggers_hold_nothing_once_a_person_or_a_proof_freed_the_lever(
+    moves: tuple[RolloutMoved, ...], held: bool
+) -> None:
+    """A restart takes nothing from the lever that nothing took from it when the process ended."""
+    plan = TrafficPlanned(plan=TrafficPlan(policy="round_robin", preferences=(WANTED,)))
+    fired = fired_for(TriggerAction.LOWER_AFFINITY)
+    found = resumed(after(*at(SPECULATION, RolloutState.ADOPTED), fired, *moves, plan))
+    assert [set(each.by) for each in found.narrowed.values()] == [{fired.trigger.name}] * held
+
+
+def test_trigger_of_the_whole_lever_takes_no_part_of_one_that_is_on() -> None:
+    """Where the ledger says that the lever is on, a trigger that holds all of it off holds nothing."""
+    plan = TrafficPlanned(plan=TrafficPlan(policy="round_robin", preferences=(WANTED,)))
+    fired = fired_for(TriggerAction.DISABLE)
+    assert resumed(after(*at(SPECULATION, RolloutState.ADOPTED), fired, plan)).narrowed == {}
+
+
+@pytest.mark.parametrize("action", [TriggerAction.DISABLE_CUT, TriggerAction.LOWER_AFFINITY])
+def test_part_that_a_trigger_holds_of_a_lever_that_is_off_is_found_again(
+    action: TriggerAction,
+) -> None:
+    """So that it stays held when the lever comes back."""
+    fired = fired_for(action)
+    (off,) = resumed(after(*at(SPECULATION, RolloutState.DISABLED), fired)).disabled
+    assert (off.by, off.narrowed_by) == (frozenset({PERSON}), frozenset({fired.trigger.name}))
+
+
+def test_lever_that_lost_every_cut_is_not_on_for_everything_after_a_restart() -> None:
+    """No cut left is not all traffic: it was adopted for what it lost, and never gets that."""
+    lost = CutsKept(lever=SPECULATION.name, kept=(), refused={str(EDITS): "a person asked"})
+    whole = CutsKept(lever=SPECULATION.name, kept=("all",), refused={str(EDITS): "a person asked"})
+    (none_left,) = resumed(after(*at(SPECULATION, RolloutState.DISABLED), lost)).disabled
+    (all_left,) = resumed(after(*at(SPECULATION, RolloutState.DISABLED), whole)).disabled
+    assert (none_left.cuts, none_left.without) == ((EDITS,), (EDITS,))
+    assert (all_left.cuts, all_left.without) == ((), (EDITS,))
 
 
 def test_frozen_promotions_stay_frozen() -> None:

@@ -202,6 +202,21 @@ async def test_hot_replica_lowers_affinity_and_gives_it_back() -> None:
     assert (fleet.affinity, fleet.moves()) == ([True, False], [])
 
 
+async def test_affinity_stays_low_as_long_as_any_trigger_wants_it() -> None:
+    """Two triggers see the same load and let go at different marks: the first gives nothing back."""
+    action = TriggerAction.LOWER_AFFINITY
+    early = trigger(TriggerSignal.BATCH, action=action, name="early", on_at=3.0)
+    late = trigger(TriggerSignal.BATCH, action=action, name="late", on_at=1.5)
+    fleet = await Fleet(with_triggers(routing_lever(), early, late)).adopt("prefix_affine")
+    await fleet.seconds(14, batch=8)
+    assert fleet.affinity == [True]
+    await fleet.seconds(20, batch=2)
+    assert ([each.trigger.name for each in fleet.told() if not each.fired]) == ["early"]
+    assert fleet.affinity == [True]
+    await fleet.seconds(20, batch=1)
+    assert fleet.affinity == [True, False]
+
+
 @pytest.mark.parametrize("ends", [True, False])
 async def test_affinity_comes_back_with_the_lever_that_lowered_it(ends: bool) -> None:
     """Rolled back, or switched on anew by a person: nothing stays lowered for what no trigger watches."""

@@ -10,9 +10,10 @@ from routing_kit import replica
 
 from trimtab.core.cuts import Cut
 from trimtab.core.decision import FleetView
-from trimtab.core.events import RolloutMoved, TriggerMoved
+from trimtab.core.events import CutsKept, RolloutMoved, TriggerMoved
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSignal, TriggerSpec
 from trimtab.core.record import RequestRecord
+from trimtab.core.state import rebuild
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
 from trimtab.runtime.proof import ControlError
@@ -403,6 +404,35 @@ async def test_person_can_bring_back_what_a_trigger_holds_off() -> None:
     await rig.shell.switch(rig.lever.name, on=True, reason="a person asked")
     assert rig.moves() == [RolloutState.DISABLED, RolloutState.ADOPTED]
     assert not rig.shell.adopted[rig.lever.name].is_off
+
+
+@pytest.mark.parametrize("was_off", [False, True], ids=["on", "off"])
+async def test_lever_that_a_person_switches_on_has_every_cut(was_off: bool) -> None:
+    """Also one that a trigger took out, now and after a restart; the trigger takes it out anew."""
+    rig = Watched()
+    await rig.adopt(EDITS_COVERAGE, cuts=(EDITS, QUESTIONS))
+    await rig.seconds(2, coverage=0.0)
+    if was_off:
+        await rig.shell.switch(rig.lever.name, on=False, reason="a person asked: night")
+    await rig.shell.switch(rig.lever.name, on=True, reason="a person asked: day")
+    assert [each.cuts for each in rig.actuator.plan.preferences] == [(EDITS, QUESTIONS)]
+    assert [each.without for each in rig.actuator.plan.preferences] == [()]
+    status = rebuild(rig.envelopes).levers[rig.lever.name]
+    assert [each.fired for each in status.triggers.values()] == [False]
+    await rig.seconds(2, coverage=0.0)
+    assert [each.cuts for each in rig.actuator.plan.preferences] == [(QUESTIONS,)]
+
+
+async def test_cut_that_a_trigger_holds_is_kept_when_a_person_takes_another_out() -> None:
+    """What is recorded as the lever's is what no person took: the trigger gives its own back."""
+    rig = Watched()
+    await rig.adopt(EDITS_COVERAGE, cuts=(EDITS, QUESTIONS))
+    await rig.seconds(2, coverage=0.0)
+    rig.shell.take_off_cut(rig.lever.name, QUESTIONS, "a person asked")
+    (kept,) = rig.events("cuts_kept")
+    assert isinstance(kept, CutsKept)
+    assert kept.kept == (str(EDITS),)
+    assert rig.actuator.plan.preferences == ()
 
 
 async def test_person_takes_one_cut_out() -> None:

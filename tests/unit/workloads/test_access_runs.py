@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from trimtab.core.record import RequestRecord, Tokens
@@ -13,8 +14,15 @@ from trimtab.workloads.bench_run import BenchFileError
 START_S = 1_800_000_000.0
 
 
+TOKENS = Tokens(prompt=200, output=91, delivered=50)
+
+
 def record(
-    start_s: float, replica: str = "one", tpot_ms: float | None = 10.0, status: int = 200
+    start_s: float,
+    replica: str = "one",
+    tpot_ms: float | None = 10.0,
+    status: int = 200,
+    tokens: Tokens = TOKENS,
 ) -> RequestRecord:
     return RequestRecord(
         request_id=f"{replica}-{start_s}",
@@ -26,7 +34,7 @@ def record(
         ttft_ms=100.0,
         tpot_ms=tpot_ms,
         e2e_ms=1000.0,
-        tokens=Tokens(prompt=200, output=91, delivered=50),
+        tokens=tokens,
         status=status,
         error=ErrorClass.NONE if status == 200 else ErrorClass.UPSTREAM_STATUS,
     )
@@ -51,7 +59,7 @@ def test_replicas_and_stretches_are_runs_of_their_own() -> None:
     records += [record(600.0 + number * 0.25, "a", tpot_ms=20.0) for number in range(12)]
     runs = read_bench_text(log_of(records))
     assert [(run.requests, run.tpot_ms) for run in runs] == [(10, 10.0), (12, 20.0), (10, 10.0)]
-    assert runs[0].clients == pytest.approx(10.0 / 600.0)
+    assert runs[0].clients == pytest.approx(10.0 / 5.5)
     assert runs[1].clients == pytest.approx(12.0 / 3.75)
 
 
@@ -69,12 +77,35 @@ def test_failed_requests_load_a_replica_and_have_no_times() -> None:
     [
         [record(number * 0.5) for number in range(9)],
         [record(number * 0.5, tpot_ms=None) for number in range(20)],
+        [record(number * 0.5, tokens=Tokens(prompt=200, output=91)) for number in range(20)],
+        [
+            record(number * 0.5, tokens=msgspec.structs.replace(TOKENS, output_estimated=True))
+            for number in range(20)
+        ],
     ],
+    ids=["few", "no times", "cached tokens untold", "tokens estimated"],
 )
 def test_log_that_says_too_little_is_refused(records: list[RequestRecord]) -> None:
     """Few requests, or none whose times are known: unknown is not zero."""
     with pytest.raises(BenchFileError, match="no replica has 10 streamed requests"):
         read_bench_text(log_of(records))
+
+
+def test_cached_tokens_that_are_left_out_are_none_where_others_are_told() -> None:
+    """Half the requests had 50 of 200 cached and the others none, which the engine left out: an eighth in all."""
+    untold = msgspec.structs.replace(TOKENS, delivered=None)
+    records = [
+        record(number * 0.5, tokens=untold if number % 2 else TOKENS) for number in range(10)
+    ]
+    (run,) = read_bench_text(log_of(records))
+    assert (run.requests, run.prefix_share) == (10, 0.125)
+
+
+def test_time_in_which_a_replica_was_idle_has_no_clients() -> None:
+    """Ten requests with long pauses between them: one at a time is one client."""
+    records = [record(number * 50.0) for number in range(10)]
+    (run,) = read_bench_text(log_of(records))
+    assert run.clients == pytest.approx(1.0)
 
 
 def test_broken_line_is_named() -> None:
