@@ -263,14 +263,11 @@ async def test_role_is_changed_and_the_answer_names_all(made: tuple[FakeSystem, 
 
 
 async def test_refused_role_says_why(made: tuple[FakeSystem, Harness]) -> None:
-    """409 with the reason; servers of others have nobody who keeps their roles."""
+    """409 with the reason."""
     system, harness = made
     system.refuses = "r1 prefills already"
     status, said = await ask(harness, ROLES_PATH, replica="r1", role="prefill")
     assert (status, said["error"]["message"]) == (409, "r1 prefills already")
-    system.roles = None
-    status, said = await ask(harness, ROLES_PATH, replica="r1", role="prefill")
-    assert (status, "attached servers" in said["error"]["message"]) == (409, True)
 
 
 async def test_only_replica_that_takes_whole_requests_stays(
