@@ -9,8 +9,10 @@ find, before any answer of a model is run.
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from enum import StrEnum
@@ -45,8 +47,8 @@ while [ "$1" != -- ]; do
 done
 shift
 mkdir -m 1777 "$root/tmp"
-exec chroot "$root" env -i --chdir=/tmp HOME=/tmp PATH=/usr/bin:/bin setpriv --reuid="$uid" --regid="$uid" \
-    --clear-groups --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all \
+exec chroot "$root" env -i --chdir=/tmp HOME=/tmp PATH=/usr/bin:/bin setpriv --pdeathsig=KILL --reuid="$uid" \
+    --regid="$uid" --clear-groups --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all \
     prlimit "$@" "$python" -I -S -B -c "$driver"
 """
 
@@ -169,12 +171,21 @@ async def _kept(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it and all that it started: they share a namespace of processes that dies with its first."""
+    """Kill all that it started: they share a namespace of processes that dies with its first, and then it ends too."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            started = _children(process.pid)
+            os.kill(started[0] if started else process.pid, signal.SIGKILL)
         # To the end of its pipes, so that they are closed.
         await asyncio.shield(process.communicate())
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that one has started and not waited for; it must still be there to wait for them."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _command(root: Path, limits: ProgramLimits) -> list[str]:
@@ -182,7 +193,7 @@ def _command(root: Path, limits: ProgramLimits) -> list[str]:
     shared = [*SHARED, "/etc/ld.so.cache", *([] if prefix.startswith("/usr") else [prefix])]
     python = str(Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}"))
     return [
-        # Whoever ends this process, the program ends with it.
+        # Whoever ends this process, the program ends with it. Changing the user takes that back, so it is said again.
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--net", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--"),
         *("env", f"driver={DRIVER}", "sh", "-euc", SETUP, "sandbox"),
