@@ -13,8 +13,9 @@ from trimtab.engines.llamacpp_score import LlamaCppScore
 from trimtab.quality.eval_checks import ContainsCheck, JudgeCheck, ProgramCheck
 from trimtab.quality.eval_scores import EvalAnswer, EvalSet
 from trimtab.quality.evals import EvalItem, PairItem
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.eval_judge import JudgeError
-from trimtab.runtime.quality_arm import ArmError, QualityArm
+from trimtab.runtime.quality_arm import QualityArm
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.sandbox import SandboxError
 from trimtab.workloads.base import Message

@@ -19,10 +19,11 @@ from trimtab.quality.quantized import Quantized
 from trimtab.quality.rung_results import RungFacts
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quantize as walk
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.eval_judge import JudgeError
 from trimtab.runtime.lm_eval import HarnessError
-from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_texts import QualityText
 from trimtab.runtime.quantize import Quantizer
 from trimtab.runtime.quantize_ask import QuantizeAsk

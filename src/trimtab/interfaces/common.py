@@ -18,11 +18,11 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.tenants import TenantError
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.interfaces.report import ReportError
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.gateway import GatewayError
 from trimtab.runtime.layout_runs import RunFailedError
 from trimtab.runtime.ledger_rows import LedgerError
 from trimtab.runtime.proof import ControlError
-from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.quality_texts import TextError
 from trimtab.runtime.secret import SecretError
 from trimtab.runtime.served_sources import SourceError

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from trimtab.quality.eval_checks import JudgeCheck
 from trimtab.quality.evals import EvalItem
-from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.asked_arm import ArmError
 
 TIMEOUT_S: Final = 120.0
 BODY_BYTES_MAX: Final = 1024 * 1024

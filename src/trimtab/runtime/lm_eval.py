@@ -17,7 +17,8 @@ from trimtab.core.ports import LaunchError
 from trimtab.quality.eval_scores import EvalOutcome, Harness
 from trimtab.quality.evals import EvalError
 from trimtab.quality.harness import read_samples
-from trimtab.runtime.quality_arm import ArmError, QualityArm
+from trimtab.runtime.asked_arm import ArmError
+from trimtab.runtime.quality_arm import QualityArm
 from trimtab.workloads.base import COMPLETIONS_ENDPOINT
 
 COMMAND: Final = "lm_eval"

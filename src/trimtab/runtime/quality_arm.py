@@ -1,27 +1,21 @@
 """One arm under test: its texts scored, its own writing, all through the server that would serve users."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
-from trimtab.core.ports import EngineFormatError
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.engines.openai import CHAT_PATH
 from trimtab.engines.score_format import Ask, Generated, ScoreFormat
 from trimtab.quality.evals import EvalItem
 from trimtab.quality.loss import TextScore
+from trimtab.runtime.asked_arm import AskedArm
 from trimtab.workloads.base import COMPLETIONS_ENDPOINT
 
 T = TypeVar("T")
-
-REQUEST_TIMEOUT_S: Final = 300.0
-
-
-class ArmError(RuntimeError):
-    """An arm did not answer as it must; the message says which arm and how."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,15 +39,13 @@ class Reply(NamedTuple):
     input_tokens: int | None
 
 
-class QualityArm:
+class QualityArm(AskedArm):
     """Asks one running server. `name`: for messages."""
 
     def __init__(
         self, name: str, url: str, session: aiohttp.ClientSession, score_format: ScoreFormat
     ) -> None:
-        self.name = name
-        self.url = url
-        self._session = session
+        super().__init__(name, url, session)
         self._format = score_format
 
     @property
@@ -105,24 +97,3 @@ class QualityArm:
 
     async def _ask(self, ask: Ask[T]) -> T:
         return self._read(await self._post(ask.path, ask.body), ask.read)
-
-    async def _post(self, path: str, body: bytes) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-        headers = {"content-type": "application/json"}
-        try:
-            async with self._session.post(
-                self.url + path, data=body, headers=headers, timeout=timeout
-            ) as response:
-                data = await response.read()
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ArmError(f"{self.name} did not answer {path}: {type(error).__name__}") from error
-        if status != 200:
-            raise ArmError(f"{self.name} answered {path} with status {status}")
-        return data
-
-    def _read(self, body: bytes, reader: Callable[[bytes], T]) -> T:
-        try:
-            return reader(body)
-        except EngineFormatError as error:
-            raise ArmError(f"{self.name}: {error}") from error

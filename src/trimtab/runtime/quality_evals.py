@@ -26,10 +26,11 @@ from trimtab.quality.evals import (
     read_items,
     text_is_right,
 )
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.eval_judge import JudgeError, agrees
 from trimtab.runtime.json_schemas import fits_schema, schema_fault
 from trimtab.runtime.lm_eval import check_harness, harness_outcomes
-from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_texts import TextError
 from trimtab.runtime.sandbox import ProgramEnd, check_sandbox, run_program
 from trimtab.workloads.base import estimate_tokens

@@ -12,9 +12,10 @@ import msgspec
 from trimtab.quality.ladder import Ratio, Speed, ratio_of
 from trimtab.quality.loss import LossBlock, TextScore, blocks_of, cuts_of
 from trimtab.quality.paired import Direction, Margin, PairedResult, compare, family_level
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.load import run_load
 from trimtab.runtime.load_result import LoadResult
-from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.workloads.steady import Steady, steady
 
 SPEED_INPUT_TOKENS: Final = 96

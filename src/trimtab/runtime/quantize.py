@@ -30,9 +30,10 @@ from trimtab.quality.rung_results import (
 )
 from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.eval_judge import JudgeError
 from trimtab.runtime.lm_eval import HarnessError
-from trimtab.runtime.quality_arm import ArmError, QualityArm, Window
+from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text

@@ -18,9 +18,9 @@ from trimtab.core.ports import Clock
 from trimtab.core.revision import Revision
 from trimtab.levers.speculation_found import Speculated
 from trimtab.policies.speculation_model import best_depth, predict
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import baseline_revision, check_model
-from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,

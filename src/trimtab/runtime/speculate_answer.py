@@ -21,7 +21,7 @@ from trimtab.levers.speculation_found import (
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import StepTimes, break_even, predict
 from trimtab.quality.ladder import Ratio
-from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.speculate_ask import MATCHES, SpeculateAsk
 from trimtab.runtime.speculate_compare import (
     Loops,

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from trimtab.core.ports import Clock, EngineFormatError
+from trimtab.core.ports import Clock
 from trimtab.engines.llamacpp_decode import (
     TEMPLATE_PATH,
     Decoded,
@@ -26,11 +26,10 @@ from trimtab.engines.llamacpp_score import (
     tokenize_body,
 )
 from trimtab.engines.sse import SSEParser
-from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.asked_arm import JSON_HEADERS, REQUEST_TIMEOUT, ArmError, AskedArm
 
 T = TypeVar("T")
 
-REQUEST_TIMEOUT_S: Final = 300.0
 NOISE_SPARE: Final = 80
 """Tokens asked for and not read; more than any draft has."""
 
@@ -70,13 +69,11 @@ class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
         return 1000.0 * self.batch / self.tpot_ms
 
 
-class DraftArm:
+class DraftArm(AskedArm):
     """Asks one running server. `name`: for messages."""
 
     def __init__(self, name: str, url: str, session: aiohttp.ClientSession, clock: Clock) -> None:
-        self.name = name
-        self.url = url
-        self._session = session
+        super().__init__(name, url, session)
         self._clock = clock
 
     async def chat_prompt(self, messages: Any) -> str:
@@ -194,7 +191,7 @@ class DraftArm:
         """Yield the bytes of a stream as they come, and when; raises `ArmError`."""
         try:
             async with self._session.post(
-                self.url + COMPLETION_PATH, data=body, headers=_JSON, timeout=_TIMEOUT
+                self.url + COMPLETION_PATH, data=body, headers=JSON_HEADERS, timeout=REQUEST_TIMEOUT
             ) as response:
                 if response.status != 200:
                     raise ArmError(f"{self.name} answered a stream with status {response.status}")
@@ -202,29 +199,6 @@ class DraftArm:
                     yield self._clock.mono_s(), data
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ArmError(f"{self.name} broke a stream off: {type(error).__name__}") from error
-
-    async def _post(self, path: str, body: bytes) -> bytes:
-        try:
-            async with self._session.post(
-                self.url + path, data=body, headers=_JSON, timeout=_TIMEOUT
-            ) as response:
-                data = await response.read()
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ArmError(f"{self.name} did not answer {path}: {type(error).__name__}") from error
-        if status != 200:
-            raise ArmError(f"{self.name} answered {path} with status {status}")
-        return data
-
-    def _read(self, body: bytes, reader: Callable[[bytes], T]) -> T:
-        try:
-            return reader(body)
-        except EngineFormatError as error:
-            raise ArmError(f"{self.name}: {error}") from error
-
-
-_JSON: Final = {"content-type": "application/json"}
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
 
 
 class _LoopBook:

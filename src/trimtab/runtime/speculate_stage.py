@@ -12,8 +12,8 @@ import msgspec
 
 from trimtab.core.ports import Clock
 from trimtab.core.revision import Revision, Speculation
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.launcher import LlamaCppLauncher
-from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate_arm import DraftArm
 
 _IDLE_POLL_S: Final = 0.02

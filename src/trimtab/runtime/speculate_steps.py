@@ -15,7 +15,7 @@ from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.policies.ngram_drafts import DraftCounts, NewestMatch, replay
 from trimtab.policies.speculation_model import StepMeasured, StepTimes
 from trimtab.quality.ladder import Ratio, ratio_of
-from trimtab.runtime.quality_arm import ArmError
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.speculate_arm import Noise, Prompt
 from trimtab.runtime.speculate_record import Asked
 from trimtab.runtime.speculate_stage import DraftStage

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checkpoint_kit import LAYER
 
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.compressed_tensors import (
@@ -17,16 +18,6 @@ from trimtab.engines.compressed_tensors import (
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group
 from trimtab.engines.low_precision import Floats
 from trimtab.engines.safetensors import StoredTensor
-
-LAYER = {
-    "self_attn.q_proj": (64, 64),
-    "self_attn.k_proj": (32, 64),
-    "self_attn.v_proj": (32, 64),
-    "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (96, 64),
-    "mlp.up_proj": (96, 64),
-    "mlp.down_proj": (64, 96),
-}
 
 
 def weights(layers: int = 2) -> tuple[StoredTensor, ...]:

@@ -8,8 +8,8 @@ from draft_kit import REVISION, FakeStage, Law, ask_of, edit, stumble, talk
 
 from trimtab.core.ports import LaunchError
 from trimtab.levers.speculation_found import Pays, Speculated
+from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.clock import SystemClock
-from trimtab.runtime.quality_arm import ArmError
 from trimtab.runtime.speculate import Speculator
 from trimtab.runtime.speculate_answer import answer_of
 from trimtab.runtime.speculate_arm import Noise, Prompt
