@@ -52,7 +52,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     `replicas`: where the lever acts, None for all. `baseline_tpot_ms`: TPOT without the lever by batch bucket
     (`tpot_by_batch`). `cut`: only requests of this cut count. `revision`: what its replicas were to run, None if it is
     not about one. `scores`: the evaluations of what it moves. `by_temperature`: other triggers watch this signal
-    for each temperature apart; a temperature of fewer than `min_samples` requests is not the best one.
+    for each temperature apart.
     """
 
     replicas: tuple[str, ...] | None = None
@@ -62,7 +62,6 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     scores: tuple[Scores, ...] = ()
     by_temperature: bool = False
-    min_samples: int = 1
 
 
 def signals(
@@ -128,21 +127,14 @@ def _best(
     signal_of: Callable[[Sequence[RequestRecord]], Signal],
     best: Callable[..., Signal],
 ) -> Signal:
-    """Return a signal over all requests, or over those of the temperature at which it is best.
-
-    Where none has enough requests, the one with most is told: with too few samples it moves nothing, while a mix of
-    temperatures could.
-    """
+    """Return a signal over all requests, or over those of the temperature at which it is best."""
     if not watched.by_temperature or watched.cut is not None:
         return signal_of(records)
     groups: dict[str | None, list[RequestRecord]] = {}
     for one in records:
         groups.setdefault(temperature_bucket(one.temperature), []).append(one)
     found = [each for each in map(signal_of, groups.values()) if each.value is not None]
-    enough = [each for each in found if each.samples >= watched.min_samples]
-    if not enough:
-        return max(found, key=lambda each: each.samples, default=Signal(None, 0))
-    return best(enough, key=lambda each: each.value)
+    return best(found, key=lambda each: each.value, default=Signal(None, 0))
 
 
 def _net_tpot_ratio(records: Sequence[RequestRecord], baseline: Mapping[str, float]) -> Signal:

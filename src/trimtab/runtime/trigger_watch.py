@@ -315,7 +315,6 @@ class TriggerShell:
             revision=None if lever.record.revision is None else lever.record.revision.id,
             scores=self._scores(lever.record),
             by_temperature=by_temperature(lever.record, state.spec),
-            min_samples=state.spec.min_samples,
         )
         window = Window(now_wall_s - WINDOW_S, now_wall_s)
         signal = signals(self._records(), tuple(self._views), window, watched)[state.spec.signal]

@@ -131,22 +131,3 @@ def test_load_per_replica_is_the_mean_over_views_and_ready_replicas() -> None:
         fleet(replica("r0", running=1), replica("r1", running=9, state=ReplicaState.DRAINING)),
     ]
     assert value(TriggerSignal.LOAD_PER_REPLICA, views=views) == Signal(2.0, 2)
-
-
-@pytest.mark.parametrize(("odd", "expected"), [(1, Signal(0.3, 6)), (5, Signal(1.0, 5))])
-def test_temperature_with_too_few_requests_is_not_the_best(odd: int, expected: Signal) -> None:
-    """One request that was accepted whole does not hide what the many others show; five are a temperature."""
-    watched = Watched(by_temperature=True, min_samples=5)
-    greedy = [one(number, drafted=10, accepted=3) for number in range(6)]
-    lucky = [replace(one(9 + n, drafted=10, accepted=10), temperature=1.0) for n in range(odd)]
-    signal = value(TriggerSignal.DRAFT_ACCEPTANCE, [*greedy, *lucky], watched=watched)
-    assert signal == expected
-
-
-def test_temperatures_with_too_few_requests_each_say_too_little_together() -> None:
-    """A mix would move with the mix: the larger is told, and its samples are too few for the trigger."""
-    watched = Watched(by_temperature=True, min_samples=5)
-    greedy = [one(number, drafted=10, accepted=8) for number in range(4)]
-    sampled = [replace(one(9 + n, drafted=10, accepted=2), temperature=1.0) for n in range(3)]
-    signal = value(TriggerSignal.DRAFT_ACCEPTANCE, [*greedy, *sampled], watched=watched)
-    assert signal == Signal(0.8, 4)
