@@ -128,7 +128,7 @@ def four_bit_weights(**changes: str) -> str:
 
 @pytest.mark.parametrize(
     ("tpot", "ttft", "back"),
-    [(0.65, 1.45, True), (0.75, 1.60, True), (0.80, 1.30, True), (0.65, 1.02, False)],
+    [(0.65, 1.45, True), (0.75, 1.35, True), (0.80, 1.30, True), (0.65, 1.02, False)],
 )
 async def test_first_token_that_pays_for_the_others_is_refused_with_its_cause(
     tpot: float, ttft: float, back: bool

@@ -13,6 +13,7 @@ from trimtab.core.revision import Model
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.interfaces.quantize_lever import lever_record
+from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import Rung, RungResult, Speed, Stage, choose, ratio_of
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import Direction, Margin, PairedResult, compare_right
@@ -107,6 +108,7 @@ def answer_of(*rungs: RungResult, items: int = 0) -> Quantized:
         notes=(),
         machine="here",
         took_s=1.0,
+        items=tuple(EvalOutcome(str(at), EVALS, EvalAnswer((True,))) for at in range(items)),
     )
 
 

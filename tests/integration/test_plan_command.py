@@ -159,7 +159,7 @@ def test_access_log_of_a_gateway_corrects_a_plan(tmp_path: Path) -> None:
         {
             "time": f"2026-11-30T10:00:{number:02d}.000+00:00", "request_id": str(number),
             "endpoint": "/v1/completions", "status": 200, "error": "none", "stream": True,
-            "replica": "tp2", "prompt_tokens": 1000, "output_tokens": 200, "ttft_ms": 90.0,
+            "replica": "tp2", "prompt_tokens": 1000, "cached_tokens": 0, "output_tokens": 200, "ttft_ms": 90.0,
             "tpot_ms": 31.0, "e2e_ms": 6259.0,
         }
         for number in range(40)

@@ -5,7 +5,7 @@ from typing import assert_never
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension, temperature_bucket
 from trimtab.core.events import CutsKept, TriggerMoved
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSpec
 from trimtab.core.record import RequestRecord
@@ -221,13 +221,18 @@ def told_of(lever: Adopted, spec: TriggerSpec, action: Action, what: str) -> Tri
 
 
 def by_temperature(record: LeverRecord, spec: TriggerSpec) -> bool:
-    """Whether other triggers of a lever watch the same signal for each temperature apart."""
-    return any(
-        each.signal is spec.signal
+    """Whether other triggers of a lever watch the same signal for each temperature apart: greedy and sampled, both.
+
+    Where one is missing, its requests have only this trigger, which an odd one at the other must not silence.
+    """
+    apart = {
+        each.cut.value
+        for each in record.triggers
+        if each.signal is spec.signal
         and each.cut is not None
         and each.cut.dimension is Dimension.TEMPERATURE
-        for each in record.triggers
-    )
+    }
+    return {temperature_bucket(0.0), temperature_bucket(1.0)} <= apart
 
 
 def hold_off(lever: Adopted, trigger: str, now_s: float) -> None:

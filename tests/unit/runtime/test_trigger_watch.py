@@ -8,7 +8,7 @@ from control_kit import BASELINE_PLAN, EDITS, QUESTIONS, Rig, name_of, speculati
 from rollout_kit import served
 from routing_kit import replica
 
-from trimtab.core.cuts import Cut
+from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.decision import FleetView
 from trimtab.core.events import CutsKept, RolloutMoved, TriggerMoved
 from trimtab.core.lever import LeverRecord, TriggerAction, TriggerSignal, TriggerSpec
@@ -16,6 +16,7 @@ from trimtab.core.record import RequestRecord
 from trimtab.core.state import rebuild
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.runtime.actuation import RESTART_ATTEMPTS
+from trimtab.runtime.adopted import by_temperature
 from trimtab.runtime.proof import ControlError
 from trimtab.runtime.trigger_watch import WINDOW_S, TriggerShell
 
@@ -494,3 +495,25 @@ async def test_lever_found_disabled_is_watched_by_what_holds_it_off() -> None:
     await rig.seconds(2, batch=LOW)
     await rig.shell.settle()
     assert rig.moves() == [RolloutState.ADOPTED]
+
+
+@pytest.mark.parametrize(
+    ("watched", "apart"), [((), False), (("sampled",), False), (("0", "sampled"), True)]
+)
+def test_temperatures_are_apart_only_where_each_has_a_trigger(
+    watched: tuple[str, ...], apart: bool
+) -> None:
+    """One that has none of its own is guarded by the trigger on everything, which must then see everything."""
+    of_temperatures = tuple(
+        msgspec.structs.replace(
+            COVERAGE,
+            name=f"coverage {value}",
+            action=TriggerAction.DISABLE_CUT,
+            cut=Cut(dimension=Dimension.TEMPERATURE, value=value),
+        )
+        for value in watched
+    )
+    record = msgspec.structs.replace(
+        speculation_lever(), triggers=(COVERAGE, EDITS_COVERAGE, *of_temperatures)
+    )
+    assert by_temperature(record, COVERAGE) is apart
