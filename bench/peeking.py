@@ -22,6 +22,7 @@ from trimtab.core.revision import Model, Revision
 from trimtab.core.traffic import CandidatePlan, Exposure, TrafficPlan, expose, hashed_place
 from trimtab.core.types import Arm, ErrorClass, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC, ArmExtras
+from trimtab.rollout.gates import harmed_cut, spared
 from trimtab.rollout.look import Judge
 from trimtab.rollout.machine import RUNNING, Look, Rollout, advance, begin
 from trimtab.rollout.short_record import complete, parse_record
@@ -199,8 +200,10 @@ class Stream:
                 gain = next((one for one in results if _is_gain(one)), None)
                 gained_s = elapsed_s
             failed = [one.gate for one in results if one.verdict is Verdict.FAIL]
-            # A cut that is taken out counts as stopped: it was, for those who are in it.
+            # A cut that is taken out counts as stopped: it was, for those who are in it. It moves nothing.
             stopped_by = stopped_by or (failed[0] if failed else "")
+            if any(harmed_cut(self._record, one) is not None for one in results):
+                verdict = spared(self._record, results)
             self._follow(Look(verdict=verdict, results=results), elapsed_s)
             if stopped_by:
                 break

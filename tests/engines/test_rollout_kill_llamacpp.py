@@ -61,6 +61,7 @@ SHORT_LIVED = 'expires_after = "1s"\n[bott'
 Stand = tuple[RolloutState, float, str, str | None, float]
 """State and share by the ledger; policy, lever and share by the plan."""
 
+SESSIONS = 12
 SERVING_NOW = "Ctrl-C drains and stops"
 SHARES = {
     RolloutState.CANARY: 0.1,
@@ -101,13 +102,13 @@ class Life:
 
     def exposures(self) -> dict[str, str | None]:
         """What each of some sessions met: the slice of the lever, the rest, or nothing of it."""
-        n, before = 12, self.served()
-        for number in range(n):
+        before = self.served()
+        for number in range(SESSIONS):
             body = {**chat(f"Say {number}.", max_tokens=1), "user": f"session-{number}"}
             assert ask(self.url + CHAT, body).status == 200
-        until(lambda: self.served() == before + n, 10, "all are in the ledger")
+        until(lambda: self.served() == before + SESSIONS, 10, "all are in the ledger")
         with SqliteReader(self.ledger) as reader:
-            found = [each.event for each in reader.last(Filter(kind="request_served"), limit=n)]
+            found = [each.event for each in reader.last(Filter(kind="request_served"), limit=SESSIONS)]
         records = [event.record for event in found if isinstance(event, RequestServed)]
         return {one.session or "": one.slice for one in records}
 
@@ -157,30 +158,31 @@ def test_kill_in_each_state_of_a_rollout_and_it_is_where_it_was(tmp_path: Path) 
     with Life(tmp_path) as life:
         assert life.stands()[0] is state.PROPOSED
         life.act(RolloutAction.START)
-        canary = life.exposures()
+        canary = inside(life.exposures())
     with Life(tmp_path) as life:
         assert life.stands() == stand(state.CANARY)
-        assert life.exposures() == canary
+        assert inside(life.exposures()) == canary
         life.act(RolloutAction.PAUSE)
     with Life(tmp_path) as life:
         assert life.stands() == stand(state.PAUSED)
         assert inside(life.exposures()) == set()
     grow(ledger, state.PAUSED, state.RAMPING)
     with Life(tmp_path) as life:
-        ramping = life.exposures()
+        ramping = inside(life.exposures())
     with Life(tmp_path) as life:
         assert life.stands() == stand(state.RAMPING)
-        assert life.exposures() == ramping
+        assert inside(life.exposures()) == ramping
     grow(ledger, state.RAMPING, state.PROVING)
     with Life(tmp_path) as life:
-        proving = life.exposures()
+        met = life.exposures()
+        proving = inside(met)
     with Life(tmp_path) as life:
         assert life.stands() == stand(state.PROVING)
-        assert life.exposures() == proving
+        assert inside(life.exposures()) == proving
         life.act(RolloutAction.ADOPT)
-    check_told_once(ledger, set(proving))
-    assert inside(canary) <= inside(ramping) <= inside(proving)
-    assert 0 < len(inside(proving)) <= len(proving)
+    check_told_once(ledger, set(met))
+    assert canary <= ramping <= proving
+    assert 0 < len(proving) <= SESSIONS
     check_after_adoption(tmp_path)
 
 

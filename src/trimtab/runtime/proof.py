@@ -66,7 +66,7 @@ class Proof(msgspec.Struct, kw_only=True):
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
     ) -> tuple[tuple[GateResult, ...], Verdict]:
         """Return a look's answer; where the arms are not what they seem, nothing that was compared counts."""
-        if verdict is Verdict.FAIL and self.harmed(results):
+        if self.harmed(results):
             verdict = spared(self.record, results)
         ratio = self.exposed.result(candidate)
         if ratio is None:
