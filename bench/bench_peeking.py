@@ -25,7 +25,7 @@ from bench.peeking import Course, Scenario, Stream
 
 SCENARIOS = {
     "aa": (Scenario(name="aa", per_minute=4.0), 2000),
-    "gain": (Scenario(name="gain", ratio=0.8, per_minute=30.0, window_s=3600.0), 200),
+    "gain": (Scenario(name="gain", ratio=0.8, per_minute=45.0, window_s=3600.0), 200),
     # A peak cycle of a day, as records have it unless they say otherwise.
     "cut": (
         Scenario(
