@@ -202,7 +202,7 @@ class Stream:
             failed = [one.gate for one in results if one.verdict is Verdict.FAIL]
             # A cut that is taken out counts as stopped: it was, for those who are in it. It moves nothing.
             stopped_by = stopped_by or (failed[0] if failed else "")
-            if any(harmed_cut(self._record, one) is not None for one in results):
+            if any(harmed_cut(self._record, one, results) is not None for one in results):
                 verdict = spared(self._record, results)
             self._follow(Look(verdict=verdict, results=results), elapsed_s)
             if stopped_by:

@@ -108,7 +108,9 @@ class Life:
             assert ask(self.url + CHAT, body).status == 200
         until(lambda: self.served() == before + SESSIONS, 10, "all are in the ledger")
         with SqliteReader(self.ledger) as reader:
-            found = [each.event for each in reader.last(Filter(kind="request_served"), limit=SESSIONS)]
+            found = [
+                each.event for each in reader.last(Filter(kind="request_served"), limit=SESSIONS)
+            ]
         records = [event.record for event in found if isinstance(event, RequestServed)]
         return {one.session or "": one.slice for one in records}
 

@@ -142,6 +142,25 @@ async def test_cut_that_leaves_takes_its_harm_along(also: bool) -> None:
         assert list(case.refused) == ["input_tokens=1024-4096"]
 
 
+async def test_harm_in_a_cut_of_all_requests_stops_the_lever() -> None:
+    """Every request is free text: without that cut nothing would be left, so it cannot leave alone."""
+
+    def answer(one: RequestRecord) -> RequestRecord:
+        ttft = 100.0 * spread(one, "ttft") * (1.6 if is_candidate(one) else 1.0)
+        return msgspec.structs.replace(
+            one, ttft_ms=ttft, tpot_ms=20.0 * spread(one), output_valid=None
+        )
+
+    lenient = GATE.format(metric="ttft_ms", margin=10.0).replace('cut = "label=long"\n', "")
+    case = await Case(speculation(gates=lenient, cycle="150s")).start()
+    for _ in range(15):
+        await case.serve(10, answer, per_s=24)
+        if S.ROLLED_BACK in case.moves:
+            break
+    assert S.ROLLED_BACK in case.moves
+    assert case.refused == {}
+
+
 @pytest.mark.parametrize("metric", list(HARMS))
 async def test_no_harm_in_a_cut_is_a_pass_there(metric: str) -> None:
     """Harm in the other requests is not harm in these."""

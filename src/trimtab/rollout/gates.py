@@ -39,6 +39,9 @@ from trimtab.rollout.trades import with_causes
 
 __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall", "spared"]
 
+WHOLE_SHARE = 0.95
+"""Of the compared requests: a cut of more of them is the traffic itself, and harm in it stops the lever."""
+
 
 def evaluate(
     record: LeverRecord,
@@ -111,7 +114,7 @@ def overall(results: Sequence[GateResult], record: LeverRecord | None = None) ->
     if any(
         one.verdict is Verdict.FAIL
         and not _only_for_its_cut(one)
-        and (record is None or harmed_cut(record, one) is None)
+        and (record is None or harmed_cut(record, one, results) is None)
         for one in results
     ):
         return Verdict.FAIL
@@ -121,9 +124,17 @@ def overall(results: Sequence[GateResult], record: LeverRecord | None = None) ->
     return Verdict.HOLD if Verdict.HOLD in required else Verdict.PASS
 
 
-def harmed_cut(record: LeverRecord, result: GateResult) -> Cut | None:
-    """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself."""
+def harmed_cut(
+    record: LeverRecord, result: GateResult, results: Sequence[GateResult]
+) -> Cut | None:
+    """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself.
+
+    `results`: all of the look. A cut of nearly all that was compared takes nothing out: without it no lever is left.
+    """
     if result.verdict is not Verdict.FAIL or result.required:
+        return None
+    compared = max(map(_requests, filter(_of_all_traffic, results)), default=0)
+    if _requests(result) > WHOLE_SHARE * compared > 0.0:
         return None
     return leaving(record, result.cut)
 
@@ -198,6 +209,15 @@ def _with_cold(result: GateResult, cold: str) -> GateResult:
     if result.metric is not Metric.TTFT_MS or result.cut != ALL_TRAFFIC:
         return result
     return msgspec.structs.replace(result, reason=f"{result.reason}; {cold}")
+
+
+def _requests(result: GateResult) -> int:
+    return result.n_baseline + result.n_candidate
+
+
+def _of_all_traffic(result: GateResult) -> bool:
+    """Whether a result tells how many requests harm was looked for in; a gain adds up over earlier shares."""
+    return result.cut == ALL_TRAFFIC and result.question is not Question.GAIN
 
 
 def _only_for_its_cut(result: GateResult) -> bool:

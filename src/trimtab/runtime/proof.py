@@ -116,7 +116,9 @@ class Proof(msgspec.Struct, kw_only=True):
 
     def harmed(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
         """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""
-        found = {harmed_cut(self.record, one): f"{one.gate}: {one.reason}" for one in results}
+        found = {
+            harmed_cut(self.record, one, results): f"{one.gate}: {one.reason}" for one in results
+        }
         return {cut: why for cut, why in found.items() if cut is not None and cut not in self.out}
 
 
