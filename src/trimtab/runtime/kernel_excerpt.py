@@ -22,7 +22,9 @@ from typing import Any, Final
 
 import msgspec
 
-_FORMAT: Final = 4
+from trimtab.runtime.kernel_matrices import kept_sizes
+
+_FORMAT: Final = 5
 _UNREAD: Final = ("framework", "version", "device", "op_name")
 """Columns that say who measured; the package reads none of them out of these tables."""
 
@@ -33,8 +35,33 @@ _SHAPE: Final = ("topk", "num_experts", "hidden_size", "inter_size")
 _EXPERTS_OF: Final = ("moe_dtype", "distribution", "kernel_source")
 _HEAD_SIZES: Final = ("head_size", "head_dim", "v_head_dim")
 _WINDOW: Final = "window_size"
+_WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SAME_TABLE: Final = {"fp8_static": "fp8"}
 """Widths that the package looks up under another name."""
+
+_MATRIX: Final = ("n", "k", "quant_mode")
+_TIMED_ALONE: Final = frozenset(
+    (
+        "ContextAttention",
+        "ContextMla",
+        "CustomAllReduce",
+        "Elementwise",
+        "Embedding",
+        "Fallback",
+        "Gemm",
+        "GenerationAttention",
+        "GenerationMla",
+        "MlaBmm",
+        "MlaModuleContext",
+        "MlaModuleGeneration",
+        "Moe",
+        "MoeDispatch",
+        "Nccl",
+        "Overlap",
+        "P2P",
+    )
+)
+"""Kinds of operations that ask for no matrix besides those that they name."""
 
 _REUSE: Final = "perf_data_reuse_manifest.yaml"
 """Which engines may use each other's kernels; read once for each table, and an entry of one engine changes nothing."""
@@ -43,10 +70,15 @@ EXCERPTS_MAX: Final = 64
 """Excerpts that are kept, some megabytes each; beyond, those used longest ago are dropped."""
 
 
+Matrix = tuple[str, int, int]
+"""Width, columns and rows of a matrix."""
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that a model asks for. Too many do no harm, too few would.
 
     `experts`: shapes as in `_SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
+    `matrices`: width, columns and rows of each; none: any may be asked for.
     """
 
     widths: tuple[str, ...]
@@ -54,10 +86,28 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]
     copied_heads: bool
     experts: tuple[tuple[int, ...], ...]
+    matrices: tuple[Matrix, ...] = ()
 
 
-def wanted_by(spec: str) -> Wanted:
-    """Return the keys that a specification of the package asks for, in whichever of its operations."""
+def matrices_of(spec: str) -> frozenset[Matrix]:
+    """Return the matrices that a specification of the package asks for; none where an operation may ask for others."""
+    found: set[Matrix] = set()
+    for _, value in _leaves(msgspec.json.decode(spec), ""):
+        if not isinstance(value, dict):
+            continue
+        if any(each[:1].isupper() and each not in _TIMED_ALONE for each in value):
+            return frozenset()
+        if all(each in value for each in _MATRIX):
+            width = str(value["quant_mode"])
+            found.add((_SAME_TABLE.get(width, width), int(value["n"]), int(value["k"])))
+    return frozenset(found)
+
+
+def wanted_by(spec: str, matrices: frozenset[Matrix] = frozenset()) -> Wanted:
+    """Return the keys that a specification of the package asks for, in whichever of its operations.
+
+    `matrices`: those of the model in any layout, so that all layouts have one excerpt; none: any may be asked for.
+    """
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
@@ -80,6 +130,7 @@ def wanted_by(spec: str) -> Wanted:
         windows=tuple(sorted(windows)),
         copied_heads=copied,
         experts=tuple(sorted(experts)),
+        matrices=tuple(sorted(matrices)),
     )
 
 
@@ -201,23 +252,45 @@ def _excerpt(source: Path, target: Path, wanted: Wanted) -> None:
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
         table = parquet.ParquetFile(source, read_dictionary=texts)
         rows = table.read(columns=names, use_threads=False).combine_chunks()
-        kept = rows.filter(pyarrow.array(_KEPT[source.name](rows, wanted)))
+        kept = rows.filter(_mask(pyarrow, _KEPT[source.name](rows, wanted)))
         parquet.write_table(
             kept, target, compression="none", use_dictionary=texts, write_statistics=False
         )
-    except (pyarrow.ArrowException, KeyError, AttributeError, IndexError):
+    except (pyarrow.ArrowException, KeyError, ValueError, AttributeError, IndexError):
         target.unlink(missing_ok=True)
         target.symlink_to(source)
 
 
+def _mask(pyarrow: Any, kept: Any) -> Any:
+    """Return which rows are kept in pyarrow's form, put together from its bits, as its own way imports pandas."""
+    import numpy
+
+    bits = pyarrow.py_buffer(numpy.packbits(kept, bitorder="little"))
+    return pyarrow.Array.from_buffers(pyarrow.bool_(), len(kept), [None, bits])
+
+
 def _numbers(rows: Any, name: str) -> Any:
-    return rows.column(name).to_numpy()
+    return _whole(rows.column(name).chunk(0))
+
+
+def _whole(column: Any) -> Any:
+    """Return an array of whole numbers as it lies in memory: pyarrow's own way imports pandas, a third of a second.
+
+    Raises ValueError for anything else, and for one with gaps.
+    """
+    import numpy
+
+    kind = str(column.type)
+    if column.null_count or kind not in _WHOLE:
+        raise ValueError(f"a column of a kernel table is of {kind} with {column.null_count} gaps")
+    values = numpy.frombuffer(column.buffers()[1], dtype=kind)
+    return values[column.offset : column.offset + len(column)]
 
 
 def _codes(rows: Any, name: str) -> Any:
     """Return a column of text as numbers, with the texts that they stand for."""
     column = rows.column(name).chunk(0)
-    return column.indices.to_numpy(), column.dictionary.to_pylist()
+    return _whole(column.indices), column.dictionary.to_pylist()
 
 
 def _among(rows: Any, name: str, texts: Sequence[str]) -> Any:
@@ -228,7 +301,21 @@ def _among(rows: Any, name: str, texts: Sequence[str]) -> Any:
 
 
 def _matrices(rows: Any, wanted: Wanted) -> Any:
-    return _among(rows, "gemm_dtype", wanted.widths)
+    """Rows of the widths; of each only sizes that a time can come from, and one where none is asked for."""
+    import numpy
+
+    kept = _among(rows, "gemm_dtype", wanted.widths)
+    if not wanted.matrices:
+        return kept
+    codes, known = _codes(rows, "gemm_dtype")
+    sizes = [_numbers(rows, name) for name in ("m", "n", "k")]
+    for place, width in enumerate(known):
+        of_width = numpy.flatnonzero(kept & (codes == place))
+        asked = [(n, k) for each, n, k in wanted.matrices if each == width]
+        stay = kept_sizes(*(column[of_width] for column in sizes), asked)
+        stay[:1] = True
+        kept[of_width] = stay
+    return kept
 
 
 def _prompts(rows: Any, wanted: Wanted) -> Any:

@@ -6,11 +6,12 @@ order depends on the package alone, so it comes with us (`kernel_lanes.json`, ma
 for another version of the package it is probed. What it computes is untouched: its specifications stay the same.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.resources
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,9 @@ REFUSALS: Final = (
 PROBE: Final = (8, 1024)
 _FAR: Final = (4096, 1 << 20)
 """Streams or tokens of a chunk, and tokens of a context, as far as anything is asked for."""
+
+_RANKS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Over how many ranks matrices are cut."""
 
 EXCHANGES: Final = ("MoeDispatch",)
 EXPERTS: Final = ("Moe",)
@@ -172,6 +176,37 @@ def compile_layout(
 
     `root_of`: where the tables lie that a specification is to be asked of; None: the package's own.
     """
+    config, spec = _specified(widths, layout, engine, system, tables, attention)
+    root = root_of(spec)
+    whole = compiled(spec, root)
+    for batch, tokens in (PROBE, _FAR):
+        whole.decode_step_latency(batch, tokens, 2)
+        whole.predict_prefill_latency(1, tokens, 0)
+        whole.mixed_step_latency(min(batch, tokens), batch, tokens, 2, 0)
+    return Compiled(
+        engine=whole,
+        spec=spec,
+        root=root,
+        widths=_said(config),
+        mode=str(tables.get_default_database_mode().name),
+        version=str(tables.version),
+    )
+
+
+def specs_of_sizes(
+    widths: Widths, engine: str, system: str, tables: Any, attention: str | None
+) -> Iterator[str]:
+    """Yield the specifications of a model cut over each usual number of ranks that the package has one for."""
+    for ranks in _RANKS:
+        with contextlib.suppress(*REFUSALS):
+            layout = Layout(tp=ranks, moe_tp=ranks)
+            yield _specified(widths, layout, engine, system, tables, attention)[1]
+
+
+def _specified(
+    widths: Widths, layout: Layout, engine: str, system: str, tables: Any, attention: str | None
+) -> tuple[Any, str]:
+    """Return the package's configuration and specification of a layout; raises one of `REFUSALS`."""
     config = _config(widths, layout, engine, system, attention)
     model = sdk().models.get_model(widths.model, config, engine)
     spec = sdk().engine.build_engine_spec_json(
@@ -185,20 +220,7 @@ def compile_layout(
         nextn=0,
         database=tables,
     )
-    root = root_of(spec)
-    whole = compiled(spec, root)
-    for batch, tokens in (PROBE, _FAR):
-        whole.decode_step_latency(batch, tokens, 2)
-        whole.predict_prefill_latency(1, tokens, 0)
-        whole.mixed_step_latency(min(batch, tokens), batch, tokens, 2, 0)
-    return Compiled(
-        engine=whole,
-        spec=spec,
-        root=root,
-        widths=_said(model.config),
-        mode=str(tables.get_default_database_mode().name),
-        version=str(tables.version),
-    )
+    return model.config, str(spec)
 
 
 def compiled(spec: str, root: str | None) -> Any:

@@ -9,7 +9,7 @@ are not used: they leave out queueing and scheduling. Measured serving rows that
 
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -25,7 +25,7 @@ from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
-from trimtab.runtime.kernel_excerpt import Excerpts, Tables, wanted_by
+from trimtab.runtime.kernel_excerpt import Excerpts, Matrix, Tables, matrices_of, wanted_by
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -48,6 +48,7 @@ from trimtab.runtime.kernel_sdk import (
     open_tables,
     own_width,
     package_root,
+    specs_of_sizes,
     version,
 )
 
@@ -77,6 +78,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Key = tuple[Serving, Layout]
+_Sizes = partial[Iterator[str]]
 
 
 class PackageTables:
@@ -90,6 +92,7 @@ class PackageTables:
         self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
+        self._matrices: dict[tuple[Any, ...], frozenset[Matrix]] = {}
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -244,7 +247,8 @@ class PackageTables:
         for (mode, excerpt), widths, attention in product(_TRIES, wanted, _ATTENTIONS):
             try:
                 tables = self._database(system, engine, mode)
-                root_of = partial(self._root_of, tables, system, engine, excerpt)
+                asked = partial(specs_of_sizes, widths, engine, system, tables, attention)
+                root_of = partial(self._root_of, tables, system, engine, asked if excerpt else None)
                 found = compile_layout(widths, layout, engine, system, tables, attention, root_of)
             except REFUSALS as error:
                 refused = refused or _line(error)
@@ -253,18 +257,29 @@ class PackageTables:
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
 
     def _root_of(
-        self, tables: Any, system: str, engine: str, excerpt: bool, spec: str
+        self, tables: Any, system: str, engine: str, sizes: _Sizes | None, spec: str
     ) -> str | None:
-        """Return where the tables lie that a specification is asked of, and keep hold of those."""
+        """Return where the tables lie that a specification is asked of, and keep hold of those.
+
+        `sizes`: gives the specifications of the same model in other sizes; None: the package's own tables.
+        """
         root = None
-        if excerpt:
+        if sizes is not None:
             whole = Tables(package=package_root(), version=version(), system=system, engine=engine)
-            found = self._excerpts.root(whole, wanted_by(spec))
+            found = self._excerpts.root(whole, wanted_by(spec, self._matrices_of(sizes, spec)))
             root = None if found is None else str(found)
         key = (system, engine, root)
         if key not in self._holding:
             self._holding[key] = held(tables, root)
         return root
+
+    def _matrices_of(self, sizes: _Sizes, spec: str) -> frozenset[Matrix]:
+        """Return the matrices of a model in all usual sizes, and those of a specification of another size."""
+        own = matrices_of(spec)
+        if sizes.args not in self._matrices:
+            self._matrices[sizes.args] = frozenset().union(*(matrices_of(each) for each in sizes()))
+        usual = self._matrices[sizes.args]
+        return own and (usual if own <= usual else own | usual)
 
     def _database(self, system: str, engine: str, mode: str) -> Any:
         key = (system, engine, mode)
