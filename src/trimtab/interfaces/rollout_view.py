@@ -32,6 +32,8 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
     lines += ["budgets", *_indented(_budgets(record))]
     lines += ["expected and measured", *_indented(_effects(lever, record))]
     lines += ["gates at the last look", *_indented(_results(lever.results))]
+    if record.keep:
+        lines += ["seen to be held as wide as the baseline's", *_indented(list(record.keep))]
     if record.absent:
         absent = [f"{metric.value}: {why}" for metric, why in record.absent.items()]
         lines += ["not asked, as it cannot be read", *_indented(absent)]

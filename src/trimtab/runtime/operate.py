@@ -248,6 +248,7 @@ class Operator:
                 f"decide by {record.policy} instead of {self._control.actuator.plan.policy}"
             )
         steps.append(f"for {first:.0%} of the sessions of {whom}; the rest stays on the baseline")
+        steps += [f"{rule} was seen to be held as wide as the baseline's" for rule in record.keep]
         steps += [f"{metric.value} is not asked: {why}" for metric, why in record.absent.items()]
         steps += _forecast(record, self._system.records)
         return (*steps, f"to go back: {record.reverse}", *_commands(record))
