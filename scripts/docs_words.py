@@ -108,6 +108,7 @@ LEVER: dict[str, dict[str, str]] = {
         "prefill": "Replicas that prefill for the others under the lever; 0: it is not about roles.",
         "without": "Requests of these cuts never meet it.",
         "harm_in_cut": "What harm shown in one cut that was not required does; see below.",
+        "keep": "Weights that its artifact was seen to hold in as many bits as the baseline's, as rules.",
         "absent": "Metrics that the engine does not expose, with why; nothing is asked of them.",
         "price_per_replica_hour": "What the candidate's replicas cost an hour each; null: not known.",
     },

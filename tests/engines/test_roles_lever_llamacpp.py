@@ -20,7 +20,11 @@ from trimtab.core.types import Arm, Role, RolloutState
 from trimtab.diagnosis.names import Name
 from trimtab.levers.disaggregation import SplitRoles
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.engine_llamacpp,
+    pytest.mark.timeout(400),
+    pytest.mark.usefixtures("own_state"),
+]
 
 # Of a machine like this one; so that long prompts are worth sending ahead whatever this one is.
 COST = CostModel(
@@ -33,12 +37,6 @@ COST = CostModel(
     source="of a machine like this one",
 )
 LOW_TRAFFIC_TICKS = 3
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of its own for each test."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def record_of(serving: Serving) -> LeverRecord:

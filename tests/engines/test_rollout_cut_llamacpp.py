@@ -14,13 +14,11 @@ from trimtab.core.events import CutsKept, GatesEvaluated
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import Arm, RolloutState
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of its own for each test."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+pytestmark = [
+    pytest.mark.engine_llamacpp,
+    pytest.mark.timeout(400),
+    pytest.mark.usefixtures("own_state"),
+]
 
 
 LONG = Cut(Dimension.INPUT_TOKENS, "256-1024")

@@ -19,13 +19,11 @@ from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import LeverRecord
 from trimtab.core.types import RolloutState
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(330)]
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of its own for each test."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+pytestmark = [
+    pytest.mark.engine_llamacpp,
+    pytest.mark.timeout(330),
+    pytest.mark.usefixtures("own_state"),
+]
 
 
 REPEATED = "Repeat this line ten times: one two three four five six seven eight nine ten."

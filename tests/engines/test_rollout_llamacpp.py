@@ -16,13 +16,11 @@ from trimtab.core.events import (
 )
 from trimtab.core.types import Arm, ReplicaState, RolloutState
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(330)]
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of its own for each test."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+pytestmark = [
+    pytest.mark.engine_llamacpp,
+    pytest.mark.timeout(330),
+    pytest.mark.usefixtures("own_state"),
+]
 
 
 # -- an error burst in the candidate -----------------------------------------------------------

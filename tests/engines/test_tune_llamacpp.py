@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 from cli_kit import Background, chat, command, processes, until
+from disk_kit import disk_of
 from events_kit import lever_record
 
 from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig, LedgerConfig
@@ -181,13 +181,8 @@ def test_killed_tune_leaves_a_ledger_that_verifies(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with little room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_KIB}k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("small disk: file systems cannot be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with disk_of(tmp_path / "disk", SMALL_DISK_KIB) as folder:
+        yield folder
 
 
 class Driven:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disk_kit import disk_of
 from events_kit import SteppingClock, request
 
 from trimtab.core.events import Frozen, LedgerGap
@@ -43,13 +44,8 @@ asyncio.run(main())
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with little room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_KIB}k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("small disk: file systems cannot be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with disk_of(tmp_path / "disk", SMALL_DISK_KIB) as folder:
+        yield folder
 
 
 def fill(ledger: SqliteLedger, n: int) -> None:

@@ -1,11 +1,10 @@
 """A real disk that fills while a rung is written: the source stays as it was, nothing of the rung is left."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disk_kit import disk_of
 from gguf_kit import gguf, layers
 
 from trimtab.core.ports import LaunchError
@@ -20,13 +19,8 @@ DISK_KIB = 128
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with less room than the rung takes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KIB}k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("small disk: file systems cannot be mounted here (needs root)")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with disk_of(tmp_path / "disk", DISK_KIB) as folder:
+        yield folder
 
 
 def test_disk_that_fills_midway_is_named_and_left_empty(tmp_path: Path, small_disk: Path) -> None:

@@ -5,22 +5,19 @@ C3, structured outputs under speculation, stands with the cases of quality.
 
 import msgspec
 import pytest
+from adopted_kit import Adopted
 from case_kit import Case, chance, is_candidate, speculation, spread, verdict
-from control_kit import LIVES_S, Rig
-from rollout_kit import served
-from routing_kit import replica
+from control_kit import Rig
 from situations import LABELS, readings, situation, table
 
 from trimtab.core.cuts import Cut, Dimension
-from trimtab.core.decision import FleetView
-from trimtab.core.events import RolloutMoved, TriggerMoved
+from trimtab.core.events import RolloutMoved
 from trimtab.core.lever import LeverRecord
-from trimtab.core.record import Drafting, Phases, RequestRecord
-from trimtab.core.types import Arm, RolloutState, Verdict
+from trimtab.core.record import Phases, RequestRecord
+from trimtab.core.types import RolloutState, Verdict
 from trimtab.diagnosis.names import Name
 from trimtab.levers.speculation import NgramSpeculation
 from trimtab.rollout.short_record import complete, parse_record
-from trimtab.runtime.trigger_watch import TriggerShell
 
 S = RolloutState
 LEVER = NgramSpeculation()
@@ -33,82 +30,6 @@ def own_record(ratios: dict[int, float]) -> LeverRecord:
     """The record that the lever writes itself of a measured table."""
     seen = situation(readings(**LABELS), speculation=table(ratios))
     return LEVER.propose(seen, LEVER.assess(seen), "narrowest")
-
-
-class Adopted(Rig):
-    """An adopted lever that drafts, its triggers fed once a second with a view and some requests."""
-
-    def __init__(self, lever: LeverRecord) -> None:
-        super().__init__()
-        now_s = self.clock.wall_s()
-        self.lever = msgspec.structs.replace(
-            lever, created_at_s=now_s, expires_at_s=now_s + LIVES_S
-        )
-        self.records: list[RequestRecord] = []
-        self.shell = TriggerShell(
-            actuator=self.actuator,
-            sink=self.sink,
-            clock=self.clock,
-            records=lambda: self.records,
-            load_bound=1.25,
-            baseline_policy="round_robin",
-            distrust=lambda: None,
-        )
-
-    async def adopt(self) -> "Adopted":
-        """Adopt it as a proof would, with requests of the baseline known."""
-        self.records += [self.request(n, 0.0, None, replica="r0") for n in range(40)]
-        await self.actuator.prepare(self.lever, cause_id="P")
-        self.actuator.adopt(self.lever, policy=None, cuts=self.lever.cuts, cause_id="A")
-        self.shell.adopt(self.lever, None, self.lever.cuts, "A")
-        return self
-
-    def request(
-        self, number: int, temperature: float, acceptance: float | None, *, replica: str = "r1"
-    ) -> RequestRecord:
-        """One that ends now; drafts of 100 tokens, of which that part was accepted."""
-        now_s = self.clock.wall_s()
-        drafts = Drafting()
-        if acceptance is not None:
-            drafts = Drafting(drafts=20, drafted=100, accepted=round(100 * acceptance))
-        one = served(None, Arm.BASELINE, number=number, at=now_s, output=100, replica=replica)
-        return msgspec.structs.replace(
-            one,
-            finished_at_s=now_s,
-            temperature=temperature,
-            drafting=drafts,
-            label="edit",
-            tpot_ms=20.0 if acceptance is None else 14.0,
-        )
-
-    async def seconds(
-        self, n: int, *, batch: int = 4, mix: tuple[tuple[float, float, int], ...] = ()
-    ) -> None:
-        """Seconds at a batch; `mix`: temperature, acceptance and requests a second of each kind."""
-        for _ in range(n):
-            self.clock.pass_s(1.0)
-            theirs = replica("r1", running=batch, slots=512)
-            self.shell.saw(FleetView(at_s=self.clock.wall_s(), replicas=(replica("r0"), theirs)))
-            for temperature, acceptance, count in mix:
-                self.records += [self.request(n, temperature, acceptance) for n in range(count)]
-            await self.shell.tick()
-            await self.shell.settle()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the lever serves."""
-        return self.shell.adopted[self.lever.name].is_on
-
-    @property
-    def without(self) -> tuple[Cut, ...]:
-        """The cuts that the plan keeps off it."""
-        found = [p for p in self.actuator.plan.preferences if p.lever == self.lever.name]
-        return found[0].without if found else ()
-
-    def fired(self) -> list[str]:
-        """Triggers that took something off."""
-        told = [e for e in self.events("trigger_moved") if isinstance(e, TriggerMoved)]
-        return [e.trigger.name for e in told if e.fired]
 
 
 # C1: gain at one stream, loss at many

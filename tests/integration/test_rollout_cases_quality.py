@@ -6,8 +6,10 @@ from case_kit import (
     Case,
     chance,
     counts,
+    held,
     is_candidate,
     kv_at_eight_bits,
+    other_weights,
     pairs_line,
     speculation,
     spread,
@@ -17,7 +19,7 @@ from case_kit import (
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.quality_scores import CutScores
 from trimtab.core.record import RequestRecord, Tokens
-from trimtab.core.types import Constraint, RolloutState, Verdict
+from trimtab.core.types import Arm, Constraint, RolloutState, Verdict
 from trimtab.rollout.quality import items_needed, mcnemar_p
 from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import Known
@@ -231,10 +233,11 @@ async def test_difference_inside_the_noise_floor_is_none(n: int, loss: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("n", "baseline", "candidate"), [(164, 110, 61), (164, 118, 60), (300, 201, 120)]
+    ("n", "baseline", "candidate", "z"),
+    [(164, 110, 61, -5.4), (164, 118, 60, -6.4), (300, 201, 120, -6.6)],
 )
 async def test_a_ruined_slice_is_served_by_the_original(
-    n: int, baseline: int, candidate: int
+    n: int, baseline: int, candidate: int, z: float
 ) -> None:
     """Chat is as good as before, code is not: the code slice is named and leaves, chat is adopted."""
     case = await Case(kv_at_eight_bits()).start()
@@ -248,7 +251,10 @@ async def test_a_ruined_slice_is_served_by_the_original(
     await case.serve(300, answer, until=S.ADOPTED)
     assert case.state is S.ADOPTED
     assert list(case.refused) == ["label=code"]
-    assert "a regression is shown" in case.refused["label=code"]
+    reason = case.refused["label=code"]
+    assert "a regression is shown" in reason
+    assert f"z = {z:+.1f}" in reason
+    assert "calibration data of its kind, or layers left out, may spare it" in reason
 
 
 @pytest.mark.parametrize(
@@ -263,3 +269,69 @@ def test_perplexity_and_grades_are_no_scores_of_items(line: str) -> None:
     """What is no item passed or not is refused, with the line that is wrong."""
     with pytest.raises(LeverRecordError, match=r"items\.jsonl, line [12]: "):
         read_scores(line, source="items.jsonl", evaluation="e", revision="r")
+
+
+HEAD, LAYER, ROUTER = (
+    "language_model.lm_head",
+    "model.layers.0.mlp.up_proj",
+    "model.layers.0.mlp.gate",
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "bits"),
+    [("lm_head", HEAD, 4), ("output", "token_embd", 4.5), ("mlp.gate", ROUTER, 4.25)],
+)
+def test_rule_that_matched_nothing_is_said_before_any_traffic(
+    rule: str, weight: str, bits: float
+) -> None:
+    """The artifact's own weights are read: what the rule meant has another name, and was lowered."""
+    known = held({f"{LAYER}.weight": 4, f"{weight}.weight": bits}, {f"{weight}.weight": 16})
+    with pytest.raises(LeverRecordError) as refused:
+        Case(other_weights(rule), known)
+    said = str(refused.value)
+    assert said.startswith(f"$.revision.keep[0]: the ignore rule '{rule}' matched nothing; nearest")
+    assert f"{weight} at {bits:.3g} bits" in said
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "bits", "before"),
+    [
+        (HEAD, HEAD, 4, 16),
+        (f"{HEAD}.weight", HEAD, 8.5, 16),
+        (r"re:.*mlp\\.gate$", ROUTER, 4.5, 8.5),
+    ],
+)
+def test_weight_that_was_lowered_although_a_rule_names_it_is_refused(
+    rule: str, weight: str, bits: float, before: float
+) -> None:
+    """A list of rules is no proof: what is really held decides, against what the baseline holds."""
+    known = held({f"{weight}.weight": bits, f"{LAYER}.weight": 4}, {f"{weight}.weight": before})
+    with pytest.raises(LeverRecordError, match=r"keep\[0\]: .* is held at .* although the rule"):
+        Case(other_weights(rule), known)
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "bits", "before"),
+    [
+        (HEAD, HEAD, 16, {f"{HEAD}.weight": 16.0}),
+        (r"re:.*mlp\\.gate$", ROUTER, 8.5, {f"{ROUTER}.weight": 8.5}),
+        ("output.weight", "output", 16, {}),
+    ],
+)
+async def test_artifact_that_keeps_what_its_record_says_meets_requests(
+    rule: str, weight: str, bits: float, before: dict[str, float]
+) -> None:
+    """The whole name, and weights as wide as the baseline's: the lever is exposed, judged and adopted."""
+    known = held({f"{weight}.weight": bits, f"{LAYER}.weight": 4}, before)
+    case = await Case(other_weights(rule), known).start()
+    met: list[Arm] = []
+
+    def answer(one: RequestRecord) -> RequestRecord:
+        met.append(one.arm)
+        return faster(one)
+
+    await case.serve(150, answer, until=S.ADOPTED)
+    assert case.state is S.ADOPTED
+    assert Arm.CANDIDATE in met
+    assert case.record.keep == (rule.replace(r"\\", "\\"),)

@@ -13,6 +13,7 @@ from trimtab.core.events import CutsKept, GatesEvaluated, QualityScored, Rollout
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
+from trimtab.core.revision import Model
 from trimtab.core.traffic import expose, hashed_place
 from trimtab.core.types import Arm, RolloutState, Verdict
 from trimtab.levers.catalog import routing_policy_of
@@ -97,6 +98,34 @@ def kv_at_eight_bits(*, question: str = "veto", margin: float = 0.02, **changes:
         more='quality_gate = "scored items, by input tokens"\n',
         gates=QUALITY_GATE.format(question=question, margin=margin),
         **changes,
+    )
+
+
+def routing(policy: str) -> str:
+    """A record that decides by another policy."""
+    text = written(technique="prefix_caching", revision="chunk_tokens = 64", pays="memory")
+    text = text.replace("[revision]\nchunk_tokens = 64\n", "")
+    return text.replace('owner = "ada"', f'owner = "ada"\npolicy = "{policy}"')
+
+
+def other_weights(*keep: str, **changes: str) -> str:
+    """A record that puts another artifact in place, of which some weights must not have been lowered."""
+    rules = ", ".join(f'"{rule}"' for rule in keep)
+    return written(
+        technique="quantization",
+        revision=f'model = "four-bit"\nkeep = [{rules}]',
+        pays="quality",
+        more='quality_gate = "scored items"\n',
+        **changes,
+    )
+
+
+def held(candidate: dict[str, float], baseline: dict[str, float]) -> Known:
+    """A fleet that finds the artifact, and reads how many bits a weight both have."""
+    found = Model(path="four-bit", sha256="4" * 64, name="four-bit")
+    return Known(
+        find_model=lambda path: found,
+        weights_of=lambda path: candidate if path == "four-bit" else baseline,
     )
 
 

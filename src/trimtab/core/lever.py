@@ -190,7 +190,8 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The head of a lever's causal record. `check_record` refuses one that leaves a field unsaid.
 
     `prefill`: how many replicas the lever has prefill for the others; 0 for a lever that is not about roles.
-    `absent`: metrics that the engine does not expose, with the reason; nothing is asked of them.
+    `absent`: metrics that the engine does not expose, with the reason; nothing is asked of them. `keep`: rules of
+    weights that its artifact was seen to hold as wide as the baseline's.
     """
 
     name: str
@@ -209,6 +210,7 @@ class LeverRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cuts: tuple[Cut, ...] = ()
     policy: str | None = None
     revision: Revision | None = None
+    keep: tuple[str, ...] = ()
     prefill: int = 0
     mode: Mode = Mode.ADVISE
     owner: str

@@ -355,7 +355,8 @@ def _tell_outcome(
         case CutsKept():
             kept = ", ".join(event.kept) or "none"
             refused = [f"  refused {cut}: {why}" for cut, why in sorted(event.refused.items())]
-            return "\n".join([f"Cuts kept: {kept}.", *refused])
+            lost = f"; not {', '.join(sorted(event.refused))}" if event.refused else ""
+            return "\n".join([f"Cuts kept: {kept}{lost}.", *refused])
         case SessionsExposed():
             met = f"{len(event.candidate)} the candidate, {len(event.baseline)} the baseline"
             return f"Sessions that met an arm for the first time, {share(event.share)} in the slice: {met}."

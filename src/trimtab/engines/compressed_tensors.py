@@ -18,7 +18,7 @@ from typing import Final, assert_never
 import msgspec
 import numpy as np
 
-from trimtab.core.nearest import nearest_names
+from trimtab.core.keep_rules import nothing_kept, rule_matches
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.gguf_tensors import LINEAR, Group, TensorPlace
 from trimtab.engines.low_precision import (
@@ -207,25 +207,11 @@ def _rules(changes: Sequence[ModuleChange], modules: Sequence[str]) -> tuple[str
     return (*rules, *(module for module in modules if module not in known))
 
 
-def rule_matches(rule: str, module: str) -> bool:
-    """Say whether an ignore rule names a module: exactly, or by a pattern after `re:` from its begin on."""
-    if rule.startswith("re:"):
-        return re.match(rule[3:], module) is not None
-    return rule == module
-
-
 def check_ignore(rules: Sequence[str], modules: Sequence[str]) -> None:
     """Raise `EngineFormatError` for a rule that is no pattern or matches nothing."""
     for rule in rules:
-        try:
-            found = any(rule_matches(rule, module) for module in modules)
-        except re.error as error:
-            raise EngineFormatError(f"the ignore rule {rule!r} is no pattern: {error}") from error
-        if not found:
-            near = nearest_names(rule.removeprefix("re:"), modules) or modules[-1:]
-            raise EngineFormatError(
-                f"the ignore rule {rule!r} matches no module; nearest: {', '.join(near)}"
-            )
+        if (wrong := nothing_kept(rule, modules)) is not None:
+            raise EngineFormatError(wrong)
 
 
 def stored_as(tensor: StoredTensor, scheme: Scheme) -> tuple[StoredTensor, ...]:

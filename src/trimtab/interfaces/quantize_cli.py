@@ -1,18 +1,27 @@
 """`trimtab quantize`: the ladder of precisions of a model, measured on live arms, and the rung to take."""
 
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from trimtab.engines.vllm_checks import GARBAGE_KV_TYPES
-from trimtab.interfaces.common import friendly, run_until_told
+from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.quantize_html import page
 from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores, start_command
 from trimtab.interfaces.quantize_view import plan_words, show
+from trimtab.interfaces.trial import (
+    LEVER_NAME,
+    PAGE_NAME,
+    STAYS,
+    propose_command,
+    reported,
+    told,
+    tried,
+)
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.quality.eval_scores import RUNS_DEFAULT, Harness
 from trimtab.quality.quantized import Plan, Quantized
@@ -23,8 +32,7 @@ from trimtab.runtime.quantize_ask import QuantizeAsk, WalkEngine
 from trimtab.runtime.quantize_walk import quantize
 
 TEXTS_EACH = 4
-JSON_NAME, PAGE_NAME, LEVER_NAME = "quantized.json", "index.html", "lever.toml"
-SCORES_NAME = "scores.jsonl"
+JSON_NAME, SCORES_NAME = "quantized.json", "scores.jsonl"
 
 
 KV_TYPES = {
@@ -175,29 +183,13 @@ def quantize_command(report: Path, as_json: bool, **asked: Any) -> None:
     Exit codes: 0 a rung is better, 1 an error, 2 usage, 4 the original stays.
     """
     ask = _ask_of(report, **asked)
-    clock = SystemClock()
-    console = TuneConsole(Console(stderr=True), clock.mono_s)
-    console.stage("quantize", "the original, then one rung after the other", 1200.0)
-    try:
-        ask = msgspec.structs.replace(ask, on_plan=lambda plan: _tell(console, plan))
-        walk = quantize(ask, clock, lambda words, part: console.progress(part, words))
-        found = run_until_told(walk)
-    finally:
-        console.close()
-    found = _write(found, report)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-    else:
-        show(found, Console())
-        click.echo(f"\n{report / PAGE_NAME}: the same with pictures and every gate")
-        if command := start_command(found):
-            click.echo(command)
-        if found.lever_record:
-            click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
-            if found.items:
-                click.echo(f"trimtab rollout score NAME {report / SCORES_NAME}{floor_words(found)}")
+    headline = ("quantize", "the original, then one rung after the other", 1200.0)
+    found = tried(headline, lambda clock, seen: _walked(ask, clock, seen))
+    _write_scores(found, report)
+    found = reported(found, lever_record(found), report, json_name=JSON_NAME, page=page)
+    told(found, as_json=as_json, show=show, then=tuple(_then(found, report)))
     if found.artifact is None:
-        raise SystemExit(4)
+        raise SystemExit(STAYS)
 
 
 def _ask_of(
@@ -255,21 +247,29 @@ def _ask_of(
     )
 
 
-def _tell(console: TuneConsole, plan: Plan) -> None:
-    for line in plan_words(plan):
-        console.say(line)
+def _walked(
+    ask: QuantizeAsk, clock: SystemClock, seen: TuneConsole
+) -> Coroutine[Any, Any, Quantized]:
+    def plan_told(plan: Plan) -> None:
+        for line in plan_words(plan):
+            seen.say(line)
+
+    ask = msgspec.structs.replace(ask, on_plan=plan_told)
+    return quantize(ask, clock, lambda words, part: seen.progress(part, words))
 
 
-def _write(found: Quantized, report: Path) -> Quantized:
-    record = lever_record(found)
+def _write_scores(found: Quantized, report: Path) -> None:
     # What an earlier walk wrote would pass for this one's.
-    for name in (LEVER_NAME, SCORES_NAME):
-        (report / name).unlink(missing_ok=True)
-    if record is not None:
-        write_whole(report / LEVER_NAME, record)
-        found = msgspec.structs.replace(found, lever_record=str(report / LEVER_NAME))
+    (report / SCORES_NAME).unlink(missing_ok=True)
     if (lines := scores(found)) is not None:
         write_whole(report / SCORES_NAME, lines)
-    write_whole(report / PAGE_NAME, page(found))
-    write_whole(report / JSON_NAME, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
-    return found
+
+
+def _then(found: Quantized, report: Path) -> Iterator[str]:
+    """Yield where more is, and what to do with the chosen rung."""
+    yield f"{report / PAGE_NAME}: the same with pictures and every gate"
+    if command := start_command(found):
+        yield command
+    yield from propose_command(found)
+    if found.lever_record and found.items:
+        yield f"trimtab rollout score NAME {report / SCORES_NAME}{floor_words(found)}"

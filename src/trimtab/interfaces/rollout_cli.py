@@ -15,7 +15,7 @@ from trimtab.core.types import RolloutAction
 from trimtab.interfaces.common import friendly, read_config
 from trimtab.interfaces.fleet_cli import JSON, URL, WAIT_S_MAX
 from trimtab.interfaces.gateway_ask import ask_gateway
-from trimtab.interfaces.rollout_view import told_lever, told_line, told_meeting
+from trimtab.interfaces.rollout_view import in_cut, told_lever, told_line, told_meeting
 from trimtab.interfaces.web.rollouts import PATH
 from trimtab.rollout import interactions
 from trimtab.runtime.clock import SystemClock
@@ -23,6 +23,7 @@ from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.operate import LIVE, Asked, Done
 
 NAME = click.argument("name")
+SLICE = click.option("--slice", "cut", default="", help='Only for one cut, such as "label=edit".')
 REASON = click.option("--reason", default="", help="Why; it is kept in the ledger.")
 LEDGER = click.option(
     "--ledger",
@@ -31,6 +32,7 @@ LEDGER = click.option(
     envvar="TRIMTAB_LEDGER",
     help="Ledger file. Default: $TRIMTAB_LEDGER, else ledger.path of the configuration.",
 )
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
 CONFIG = click.option(
     "--config",
     "config_path",
@@ -56,11 +58,12 @@ def rollout() -> None:
 @rollout.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--start", is_flag=True, help="Expose its first slice at once.")
-@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@DRY_RUN
+@REASON
 @URL
 @JSON
 @friendly
-def propose(file: Path, start: bool, dry_run: bool, url: str, as_json: bool) -> None:
+def propose(file: Path, start: bool, dry_run: bool, reason: str, url: str, as_json: bool) -> None:
     """Propose the lever record in FILE (TOML); one that leaves a field unsaid is refused with its path."""
     asked = Asked(
         action=RolloutAction.PROPOSE,
@@ -68,6 +71,7 @@ def propose(file: Path, start: bool, dry_run: bool, url: str, as_json: bool) -> 
         source=file.name,
         start=start,
         dry_run=dry_run,
+        reason=reason,
     )
     _act(url, asked, as_json=as_json)
 
@@ -93,19 +97,23 @@ def list_levers(ledger_path: Path | None, config_path: Path | None, as_json: boo
 
 @rollout.command()
 @NAME
+@SLICE
 @LEDGER
 @CONFIG
 @JSON
 @friendly
-def show(name: str, ledger_path: Path | None, config_path: Path | None, as_json: bool) -> None:
+def show(
+    name: str, cut: str, ledger_path: Path | None, config_path: Path | None, as_json: bool
+) -> None:
     """Say of a lever what is on, for whom, why, what it costs whom, what would switch it off, how to go back."""
     levers = _state(ledger_path, config_path).levers
     if name not in levers:
         raise click.ClickException(f"no lever {name!r}; known: {', '.join(levers) or 'none'}")
+    lever = in_cut(levers[name], cut) if cut else levers[name]
     if as_json:
-        click.echo(msgspec.json.encode(levers[name]).decode())
+        click.echo(msgspec.json.encode(lever).decode())
         return
-    click.echo(told_lever(name, levers[name], SystemClock().wall_s()))
+    click.echo(told_lever(name, lever, SystemClock().wall_s()))
 
 
 def _action(action: RolloutAction, text: str) -> None:
@@ -166,13 +174,16 @@ def matrix(ledger_path: Path | None, config_path: Path | None, as_json: bool) ->
 
 @rollout.command()
 @NAME
-@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@DRY_RUN
+@SLICE
+@REASON
 @URL
 @JSON
 @friendly
-def start(name: str, dry_run: bool, url: str, as_json: bool) -> None:
-    """Expose the first slice of the proposed NAME."""
-    _act(url, Asked(action=RolloutAction.START, name=name, dry_run=dry_run), as_json=as_json)
+def start(name: str, dry_run: bool, cut: str, reason: str, url: str, as_json: bool) -> None:
+    """Expose the first slice of the proposed NAME; with --slice it is drawn from that cut alone."""
+    asked = Asked(action=RolloutAction.START, name=name, slice=cut, reason=reason, dry_run=dry_run)
+    _act(url, asked, as_json=as_json)
 
 
 @rollout.command()
@@ -212,13 +223,13 @@ def score(
 
 @rollout.command()
 @NAME
-@click.option("--slice", "cut", default="", help='Only for one cut, such as "label=edit".')
+@SLICE
 @REASON
 @URL
 @JSON
 @friendly
 def disable(name: str, cut: str, reason: str, url: str, as_json: bool) -> None:
-    """Switch the adopted NAME off, or off for one cut; no trigger switches it on again."""
+    """Switch the adopted NAME off, or for one cut, also while it is proven; no trigger switches it on again."""
     asked = Asked(action=RolloutAction.DISABLE, name=name, slice=cut, reason=reason)
     _act(url, asked, as_json=as_json)
 
@@ -257,7 +268,9 @@ def _act(url: str, asked: Asked, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(done).decode())
         return
     if done.name:
-        state = "would be proposed" if asked.dry_run else done.state.value if done.state else ""
+        state = done.state.value if done.state else ""
+        if asked.dry_run:
+            state = f"would be {'started' if asked.action is RolloutAction.START else 'proposed'}"
         click.echo(f"{done.name}: {state}" + (f" at {done.share:.0%}" if done.share else ""))
     for step in done.steps:
         click.echo(f"  {step}")

@@ -1,13 +1,20 @@
 """A lever in words: what is on, for whom, why, what it costs whom, what would switch it off, how to go back."""
 
 import datetime
+from typing import Final
+
+import msgspec
 
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
 from trimtab.core.narrate_words import duration, tell_scores, tell_verification
 from trimtab.core.state import LeverStatus
 from trimtab.core.trigger_status import TriggerStatus
+from trimtab.core.types import RolloutState
 from trimtab.rollout.interactions import Meeting
+
+OVER: Final = frozenset({RolloutState.ROLLED_BACK, RolloutState.EXPIRED})
+"""States of a lever of which nothing is on any more."""
 
 
 def told_line(name: str, lever: LeverStatus, now_s: float) -> str:
@@ -32,6 +39,8 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
     lines += ["budgets", *_indented(_budgets(record))]
     lines += ["expected and measured", *_indented(_effects(lever, record))]
     lines += ["gates at the last look", *_indented(_results(lever.results))]
+    if record.keep:
+        lines += ["seen to be held as wide as the baseline's", *_indented(list(record.keep))]
     if record.absent:
         absent = [f"{metric.value}: {why}" for metric, why in record.absent.items()]
         lines += ["not asked, as it cannot be read", *_indented(absent)]
@@ -43,12 +52,21 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
         "what switches it off",
         *_indented([_trigger(each) for each in lever.triggers.values()]),
     ]
-    lines += ["how to go back", *_indented([f"trimtab rollout rollback {name}", record.reverse])]
+    lines += ["how to go back", *_indented(_way_back(name, lever, record))]
     expires = datetime.datetime.fromtimestamp(record.expires_at_s, tz=datetime.UTC)
     lines.append(
         f"owner {record.owner}; it must prove itself again by {expires:%Y-%m-%d %H:%M} UTC"
     )
     return "\n".join(lines)
+
+
+def in_cut(lever: LeverStatus, cut: str) -> LeverStatus:
+    """Return what is known of a lever in one cut: the gates and effects of that cut alone."""
+    return msgspec.structs.replace(
+        lever,
+        results=tuple(each for each in lever.results if each.cut == cut),
+        effects={name: each for name, each in lever.effects.items() if each.cut == cut},
+    )
 
 
 def told_meeting(one: str, other: str, both: Meeting) -> str:
@@ -59,6 +77,12 @@ def told_meeting(one: str, other: str, both: Meeting) -> str:
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines or ["nothing"]]
+
+
+def _way_back(name: str, lever: LeverStatus, record: LeverRecord) -> list[str]:
+    if lever.state in OVER:
+        return ["it went back: all traffic is on the baseline"]
+    return [f"trimtab rollout rollback {name}", record.reverse]
 
 
 def _whom(lever: LeverStatus, record: LeverRecord) -> list[str]:

@@ -5,25 +5,28 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from trimtab.core.config import Config
-from trimtab.interfaces.common import FiniteRange, friendly, read_config, run_until_told
-from trimtab.interfaces.files import write_whole
+from trimtab.interfaces.common import FiniteRange, friendly, read_config
 from trimtab.interfaces.speculate_html import page
 from trimtab.interfaces.speculate_lever import lever_record
 from trimtab.interfaces.speculate_view import show
-from trimtab.interfaces.tune_console import TuneConsole
-from trimtab.levers.speculation_found import Speculated
-from trimtab.runtime.clock import SystemClock
+from trimtab.interfaces.trial import (
+    LEVER_NAME,
+    PAGE_NAME,
+    STAYS,
+    propose_command,
+    reported,
+    told,
+    tried,
+)
 from trimtab.runtime.sources import standard_library
 from trimtab.runtime.speculate import Speculator
 from trimtab.runtime.speculate_ask import BATCHES, DEPTHS, TEMPERATURES, SpeculateAsk
 from trimtab.workloads.base import WorkloadError
 from trimtab.workloads.draft_samples import DraftSample, read_samples, standard_samples
 
-JSON_NAME, PAGE_NAME, LEVER_NAME = "speculated.json", "index.html", "lever.toml"
-STAYS_OFF = 4
+JSON_NAME = "speculated.json"
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -136,24 +139,13 @@ def speculate_command(report: Path, as_json: bool, **asked: Any) -> None:
     Exit codes: 0 it pays, 1 an error, 2 usage, 4 it stays off.
     """
     ask = _ask_of(**asked)
-    clock = SystemClock()
-    console = TuneConsole(Console(stderr=True), clock.mono_s)
-    console.stage("speculate", "answers, steps, every depth at every batch", _expected_s(ask))
-    try:
-        work = Speculator(ask, clock, console.progress).run()
-        found = run_until_told(work)
-    finally:
-        console.close()
-    found = _write(found, report)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-    else:
-        show(found, Console())
-        click.echo(f"\n{report / PAGE_NAME}: the same with pictures")
-        if found.lever_record:
-            click.echo(f"trimtab rollout propose {found.lever_record} --dry-run")
+    headline = ("speculate", "answers, steps, every depth at every batch", _expected_s(ask))
+    found = tried(headline, lambda clock, seen: Speculator(ask, clock, seen.progress).run())
+    found = reported(found, lever_record(found), report, json_name=JSON_NAME, page=page)
+    then = (f"{report / PAGE_NAME}: the same with pictures", *propose_command(found))
+    told(found, as_json=as_json, show=show, then=then)
     if not found.pays:
-        raise SystemExit(STAYS_OFF)
+        raise SystemExit(STAYS)
 
 
 def _ask_of(
@@ -200,14 +192,3 @@ def _expected_s(ask: SpeculateAsk) -> float:
     """Say about how long it takes: the loops' own time, and about as much for all else."""
     loops = ask.rounds * sum(ask.loop_s + 0.1 * batch for batch in ask.measured_batches)
     return 2.0 * loops * (1 + len(ask.depths))
-
-
-def _write(found: Speculated, report: Path) -> Speculated:
-    # What an earlier run wrote would pass for this one's.
-    (report / LEVER_NAME).unlink(missing_ok=True)
-    if (record := lever_record(found)) is not None:
-        write_whole(report / LEVER_NAME, record)
-        found = msgspec.structs.replace(found, lever_record=str(report / LEVER_NAME))
-    write_whole(report / PAGE_NAME, page(found))
-    write_whole(report / JSON_NAME, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
-    return found

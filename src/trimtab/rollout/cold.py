@@ -12,7 +12,10 @@ from trimtab.core.types import Arm
 
 
 def cold_note(records: Sequence[RequestRecord]) -> str:
-    """Say what the requests of the warm-up met, "" without any; medians and counts, as nothing is decided by them."""
+    """Say what the requests of the warm-up met, "" without any: typical, slowest and counts, as nothing is decided.
+
+    A first wave that was slow is few of them, and shows in the p95 alone.
+    """
     ttft = {
         arm: [r.ttft_ms for r in records if r.ok and r.arm is arm and r.ttft_ms is not None]
         for arm in Arm
@@ -20,7 +23,8 @@ def cold_note(records: Sequence[RequestRecord]) -> str:
     if not ttft[Arm.CANDIDATE]:
         return ""
     told = [
-        f"{arm.value} {percentile(values, 0.5):.0f} ms, {_reused(records, arm)} of the prompt cached, n={len(values)}"
+        f"{arm.value} {percentile(values, 0.5):.0f} ms (p95 {percentile(values, 0.95):.0f} ms), "
+        f"{_reused(records, arm)} of the prompt cached, n={len(values)}"
         for arm, values in ttft.items()
         if values
     ]

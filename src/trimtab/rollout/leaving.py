@@ -1,7 +1,9 @@
-"""Which cut may leave a lever because harm was shown in it, instead of the lever being stopped."""
+"""Which cuts a lever may be without: one in which harm was shown, or all but the one that a person names."""
+
+import msgspec
 
 from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
-from trimtab.core.lever import CutHarm, LeverRecord
+from trimtab.core.lever import CutHarm, LeverRecord, LeverRecordError, check_record
 from trimtab.rollout.answer import ALL_TRAFFIC
 
 
@@ -18,3 +20,19 @@ def leaving(record: LeverRecord, cut: str) -> Cut | None:
     if found.dimension not in KNOWN_BEFORE_SERVING or record.cuts == (found,):
         return None
     return found
+
+
+def narrowed(record: LeverRecord, cut: Cut) -> LeverRecord:
+    """Return the record with its slice drawn from one cut alone.
+
+    Raises `LeverRecordError` for a cut that its slice does not hold, or that no request is told by before it is served.
+    """
+    if cut.dimension not in KNOWN_BEFORE_SERVING:
+        raise LeverRecordError(
+            f"{cut} is known only when a request has been served: no slice is drawn by it"
+        )
+    if (record.cuts and cut not in record.cuts) or cut in record.without:
+        drawn = " or ".join(str(each) for each in record.cuts) or "all traffic"
+        but = "".join(f" but {each}" for each in record.without)
+        raise LeverRecordError(f"{record.name} is for {drawn}{but}: {cut} is not among that")
+    return check_record(msgspec.structs.replace(record, cuts=(cut,)))

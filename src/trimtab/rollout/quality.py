@@ -26,7 +26,7 @@ from trimtab.core.gate import GateResult, GateSpec, Question
 from trimtab.core.lever import LeverRecord
 from trimtab.core.quality_scores import CutScores, Scores
 from trimtab.core.stats import Interval, difference_bounds, difference_e_value
-from trimtab.core.types import Verdict
+from trimtab.core.types import Technique, Verdict
 from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.leaving import leaving
 
@@ -38,6 +38,10 @@ CUT_ITEMS_MIN: Final = 20
 
 Z_ALPHA, Z_POWER = 1.645, 0.842
 """Normal quantiles for alpha 0.05 on one side and a power of 0.8, for the number of items to plan."""
+
+SPARES: Final = (
+    "the original serves it; calibration data of its kind, or layers left out, may spare it"
+)
 
 
 def quality_results(
@@ -69,10 +73,10 @@ def quality_results(
         _result(_veto_of(spec, cut), by_cut[cut], floor, alpha / max(1, len(others)))
         for cut in others
     ]
-    failed = [each for each in vetoes if each.verdict is Verdict.FAIL]
+    failed = [_advised(record, each) for each in vetoes if each.verdict is Verdict.FAIL]
     rest = _without(record, by_cut[wanted], [by_cut[each.cut] for each in failed])
     # Where nothing is left of what was scored, the lever itself has lost it.
-    main = _result(spec, rest or by_cut[wanted], floor, alpha)
+    main = _advised(record, _result(spec, rest or by_cut[wanted], floor, alpha))
     uncovered = uncovered_share(prompt_tokens, by_cut) if spec.cut is None else 0.0
     if main.verdict is Verdict.PASS and uncovered > UNCOVERED_SHARE_MAX:
         main = _held(
@@ -82,6 +86,13 @@ def quality_results(
         )
     likely = [each for each in vetoes if each.verdict is Verdict.HOLD]
     return [main, *failed, *(msgspec.structs.replace(each, required=True) for each in likely)]
+
+
+def _advised(record: LeverRecord, result: GateResult) -> GateResult:
+    """Add to a loss that rounding made what can spare it."""
+    if result.verdict is not Verdict.FAIL or record.technique is not Technique.QUANTIZATION:
+        return result
+    return msgspec.structs.replace(result, reason=f"{result.reason}; {SPARES}")
 
 
 def _without(
@@ -209,9 +220,16 @@ def _turned(scores: CutScores) -> CutScores:
 def _note(scores: CutScores) -> str:
     passed = f"{scores.candidate_passed} of {scores.n} passed, {scores.baseline_passed} with the baseline"
     if scores.losses is None or scores.wins is None:
-        return passed
+        return f"{passed}; z = {_z(scores):+.1f}"
     p = mcnemar_p(scores.losses, scores.wins)
     return f"{passed}; {scores.losses} lost, {scores.wins} won, exact McNemar p = {p:.2g}"
+
+
+def _z(scores: CutScores) -> float:
+    """Return the difference of both arms' shares in standard errors of none; told, never what decides."""
+    both = (scores.baseline_passed + scores.candidate_passed) / (2.0 * scores.n)
+    spread = math.sqrt(2.0 * both * (1.0 - both) / scores.n)
+    return -scores.loss / spread if spread else 0.0
 
 
 def _floor(scores: Sequence[Scores]) -> float | None:

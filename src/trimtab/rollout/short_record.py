@@ -35,6 +35,7 @@ from trimtab.core.revision import Revision
 from trimtab.core.types import RolloutState, Technique
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
+from trimtab.rollout.kept_weights import check_kept
 from trimtab.rollout.short_shapes import Known as Known
 from trimtab.rollout.short_shapes import (
     RevisionChange,
@@ -105,6 +106,7 @@ def complete(
         cuts=tuple(_sliced(text, f"$.slice[{at}]", known) for at, text in enumerate(short.slice)),
         policy=short.policy,
         revision=revision,
+        keep=() if short.revision is None else short.revision.keep,
         mode=short.mode,
         owner=short.owner,
         created_at_s=now_s,
@@ -146,9 +148,16 @@ def _changed(change: RevisionChange, baseline: Revision, known: Known) -> Revisi
     changes = {
         name: value for name, value in msgspec.structs.asdict(change).items() if value is not None
     }
+    del changes["keep"]
+    if change.keep and change.model is None:
+        raise LeverRecordError("$.revision.keep is about another artifact: name it as `model`")
     if change.model is not None:
         # Clients go on naming the model they know: it is the same one at another precision.
         found = known.find_model(change.model)
+        if change.keep:
+            check_kept(
+                change.keep, known.weights_of(found.path), known.weights_of(baseline.model.path)
+            )
         changes["model"] = msgspec.structs.replace(found, name=baseline.model.name)
     revision = baseline.replace(**changes)
     if revision == baseline:

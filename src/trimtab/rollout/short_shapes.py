@@ -104,11 +104,12 @@ class ShortRamp(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RevisionChange(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the candidate's revision has other than the baseline's; what is absent stays as it is.
 
-    `model`: path of another artifact, such as the same model at another precision.
+    `model`: path of another artifact, such as the same model at another precision. `keep`: weights of it that must not
+    be lowered, whole names or `re:` and a pattern; refused where one matches nothing or is held in fewer bits.
     """
 
     model: _TEXT | None = None
-
+    keep: tuple[_TEXT, ...] = ()
     kv_type: Annotated[str, Meta(pattern="^(f16|bf16|q8_0|q4_0)$")] | None = None
     chunk_tokens: Annotated[int, Meta(ge=32, le=65_536)] | None = None
     slots: Annotated[int, Meta(ge=1, le=256)] | None = None
@@ -153,6 +154,10 @@ def _no_model(path: str) -> Model:
     raise LeverRecordError(f"$.revision.model {path!r} cannot be looked for here")
 
 
+def _no_weights(path: str) -> Mapping[str, float]:
+    raise LeverRecordError(f"$.revision.keep: the weights of {path!r} cannot be read here")
+
+
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What the fleet knows that a writer need not say.
 
@@ -160,7 +165,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     `not_combinable`: a technique and a cut that its engine cannot serve together, such as
     ("speculation", "constraint=json_schema"), with why. `peak_concurrency`: most requests that were in flight at once
     in the last so many seconds, None if none are recorded or not of all that time. `find_model` raises
-    `LeverRecordError`; `hide` returns a cut as it may be kept.
+    `LeverRecordError`, as does `weights_of`: bits a weight by name, of the artifact at a path. `hide` returns a cut as
+    it may be kept.
     """
 
     absent: Mapping[Metric, str] = {}
@@ -168,4 +174,5 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     not_combinable: Mapping[tuple[str, str], str] = {}
     peak_concurrency: Callable[[float], int | None] = lambda _: None
     find_model: Callable[[str], Model] = _no_model
+    weights_of: Callable[[str], Mapping[str, float]] = _no_weights
     hide: Callable[[Cut], Cut] = lambda cut: cut

@@ -30,6 +30,8 @@ from trimtab.runtime.proof import (
     Extras,
     Proof,
     moved_to,
+    proof_of,
+    with_reason,
 )
 
 RECORDS_MAX = 20_000
@@ -90,7 +92,9 @@ class Controller:
             LeverProposed(record=check_record(record)), cause_id=cause_id, durable=True
         )
 
-    async def start(self, record: LeverRecord, policy: str | None, *, cause_id: str) -> Proof:
+    async def start(
+        self, record: LeverRecord, policy: str | None, *, cause_id: str, reason: str = ""
+    ) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
 
         Raises `ControlError` while another lever is being prepared or proven, or promotions are (or become) frozen.
@@ -98,8 +102,8 @@ class Controller:
         self._check_free()
         replicas = await self._prepared(record, cause_id)
         rollout = begin(record, self._clock.mono_s())
-        proof = self._begun(record, policy, rollout, replicas, cause_id)
-        self._moved(proof, None, rollout, None, "first slice")
+        proof = self.proof = proof_of(record, policy, rollout, replicas, cause_id)
+        self._moved(proof, None, rollout, None, with_reason(rollout.reason, reason))
         self._expose(proof)
         return proof
 
@@ -121,7 +125,7 @@ class Controller:
         """
         rollout = resume(record, state, share, self._clock.mono_s())
         replicas = self._actuator.candidate_replicas(record)
-        proof = self._begun(record, policy, rollout, replicas, cause_id)
+        proof = self.proof = proof_of(record, policy, rollout, replicas, cause_id)
         proof.out.update(out or {})
         proof.met = met or proof.met
         self._moved(proof, state, rollout, None, rollout.reason)
@@ -130,17 +134,23 @@ class Controller:
         return proof
 
     def verify(
-        self, record: LeverRecord, policy: str | None, *, baseline_policy: str, cause_id: str
+        self,
+        record: LeverRecord,
+        policy: str | None,
+        *,
+        baseline_policy: str,
+        cause_id: str,
+        reason: str = "",
     ) -> Proof:
         """Prove an adopted lever again, beside what has changed since; its replicas run its revision already.
 
         Raises `ControlError` like `start`. The lever is out of the plan but for its slice until it passes.
         """
         self._check_free()
-        reason = "verified again at the last balanced share"
+        reason = with_reason("verified again at the last balanced share", reason)
         rollout = verify(record, self._clock.mono_s(), reason)
         replicas = self._actuator.candidate_replicas(record)
-        proof = self._begun(record, policy, rollout, replicas, cause_id, verifies=True)
+        proof = self.proof = proof_of(record, policy, rollout, replicas, cause_id, verifies=True)
         self._moved(proof, RolloutState.ADOPTED, rollout, None, reason)
         cause = proof.last_event_id
         self._actuator.release(record, baseline_policy=baseline_policy, cause_id=cause)
@@ -158,28 +168,6 @@ class Controller:
             return replicas
         finally:
             self._prepares = None
-
-    def _begun(
-        self,
-        record: LeverRecord,
-        policy: str | None,
-        rollout: Rollout,
-        replicas: tuple[str, ...],
-        cause_id: str,
-        *,
-        verifies: bool = False,
-    ) -> Proof:
-        self.proof = Proof(
-            judge=Judge(record),
-            record=record,
-            policy=policy,
-            rollout=rollout,
-            replicas=replicas,
-            proposed_id=cause_id,
-            last_event_id=cause_id,
-            verifies=verifies,
-        )
-        return self.proof
 
     def _expose(self, proof: Proof) -> None:
         self._actuator.start_slice(
@@ -300,6 +288,13 @@ class Controller:
         proof.judge = Judge(proof.record)
         for one in self._records:
             proof.judge.take(one)
+
+    def leave_out(self, cut: Cut, reason: str) -> None:
+        """Keep a cut off the lever being proven, as a person says; raises `ControlError` where that cannot be."""
+        proof = self._running_proof()
+        if self._actuator.plan.candidate is None:
+            raise ControlError(f"{proof.record.name} is paused: no traffic meets it at all")
+        self._take_out(proof, {proof.may_leave(cut): reason})
 
     async def _follow(self, proof: Proof, after: Rollout, verdict: Verdict) -> None:
         if proof.moves(after):

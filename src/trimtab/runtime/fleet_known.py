@@ -1,5 +1,7 @@
 """What a fleet adds to a lever record that a person wrote: what it cannot read, what it costs, where models lie."""
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 from trimtab.core.cuts import hidden
@@ -9,7 +11,7 @@ from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
 from trimtab.rollout.short_record import Known
 from trimtab.runtime.ledger_reader import SqliteReader
-from trimtab.runtime.model import find_model
+from trimtab.runtime.model import check_model, find_model
 from trimtab.runtime.supervisor import System
 
 NOT_OURS: Final = "the servers are somebody else's, and their processes cannot be read"
@@ -30,6 +32,7 @@ def known_of(system: System) -> Known:
         not_combinable=pairs,
         peak_concurrency=lambda last_s: _busiest(system, last_s),
         find_model=_find_model,
+        weights_of=_weights_of,
         hide=lambda cut: hidden(cut, system.secret.digest),
     )
 
@@ -44,3 +47,16 @@ def _find_model(path: str) -> Model:
         return find_model(path)
     except LaunchError as error:
         raise LeverRecordError(f"$.revision.model: {error}") from error
+
+
+def _weights_of(path: str) -> Mapping[str, float]:
+    """Return the bits a weight of each tensor of a GGUF file."""
+    try:
+        table = check_model(path).table
+    except LaunchError as error:
+        raise LeverRecordError(f"$.revision.keep: {error}") from error
+    if odd := [each for each in table if not each.size]:
+        raise LeverRecordError(
+            f"$.revision.keep: {path} holds {odd[0].name} in type {odd[0].kind}, whose size is not known"
+        )
+    return {each.name: 8.0 * each.size / math.prod(each.shape) for each in table}

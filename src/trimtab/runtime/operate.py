@@ -12,7 +12,7 @@ from typing import Annotated, Final, assert_never
 import msgspec
 from msgspec import Meta
 
-from trimtab.core.cuts import hidden
+from trimtab.core.cuts import Cut, hidden
 from trimtab.core.events import QualityScored
 from trimtab.core.lever import LeverRecord, LeverRecordError
 from trimtab.core.narrate_words import duration
@@ -22,6 +22,7 @@ from trimtab.core.types import Mode, RolloutAction, RolloutState
 from trimtab.levers.catalog import routing_policy_of
 from trimtab.policies.routing import POLICIES
 from trimtab.rollout.forecast import floor_s, forecast
+from trimtab.rollout.leaving import narrowed
 from trimtab.rollout.machine import RUNNING
 from trimtab.rollout.quality import revision_of
 from trimtab.rollout.score_file import read_scores
@@ -106,7 +107,7 @@ class Operator:
             case RolloutAction.DISABLE:
                 return await self._disable(asked)
             case RolloutAction.VERIFY:
-                self._control.verifier.begin(asked.name)
+                self._control.verifier.begin(asked.name, _reason(asked))
                 return self._done(asked, ("its gates are asked again, with and without it",))
             case RolloutAction.SCORE:
                 return await self._score(asked)
@@ -136,23 +137,32 @@ class Operator:
         where = self._now(record.name)
         if where in LIVE:
             raise ControlError(f"{record.name} is {where.value}: roll it back before it is anew")
+        if said := _said(asked):
+            because = f"{record.chosen_because}: {said}"
+            record = msgspec.structs.replace(record, chosen_because=because)
         steps = self._steps(record)
         if asked.dry_run:
             return self._done(asked, steps, name=record.name, record=record)
         event_id = self._control.controller.propose(record, cause_id=self._system.started_event)
         self._proposed[record.name] = record, event_id
         if asked.start:
-            await self._begin(record, event_id)
+            await self._begin(record, event_id, _reason(asked))
         return self._done(asked, steps, name=record.name, record=record)
 
     async def _start(self, asked: Asked) -> Done:
         record, event_id = await self._proposal(asked.name)
+        if asked.slice:
+            record = narrowed(record, self._cut(asked.slice))
         steps = self._steps(record)
         if not asked.dry_run:
-            await self._begin(record, event_id)
+            if asked.slice:
+                # What is started is what was proposed: with another slice it is another proposal.
+                event_id = self._control.controller.propose(record, cause_id=event_id)
+                self._proposed[record.name] = record, event_id
+            await self._begin(record, event_id, _reason(asked))
         return self._done(asked, steps)
 
-    async def _begin(self, record: LeverRecord, event_id: str) -> None:
+    async def _begin(self, record: LeverRecord, event_id: str, reason: str) -> None:
         if self._system.config.levers.mode is Mode.OBSERVE:
             raise ControlError("the fleet only observes: set levers.mode to advise or act")
         if record.revision is not None and self._system.attached is not None:
@@ -160,7 +170,7 @@ class Operator:
                 f"{record.name} restarts a replica; attached servers are not ours to restart"
             )
         policy = routing_policy_of(record)
-        await self._control.controller.start(record, policy, cause_id=event_id)
+        await self._control.controller.start(record, policy, cause_id=event_id, reason=reason)
         # Not before: a start that is refused must not take from the lever being proven what was counted for it.
         self._control.begin_proof()
 
@@ -190,17 +200,24 @@ class Operator:
         return self._done(asked, ("it is on again, and watched",))
 
     async def _disable(self, asked: Asked) -> Done:
+        if asked.slice and self._is_proven(asked.name):
+            cut = self._cut(asked.slice)
+            self._control.controller.leave_out(cut, _reason(asked))
+            return self._done(asked, (f"requests of {cut} are on the baseline",))
         self._must_be_adopted(asked.name)
         triggers = self._control.triggers
         if asked.slice:
-            try:
-                cut = hidden(parse_cut(asked.slice), self._system.secret.digest)
-            except ValueError as error:
-                raise ControlError(str(error)) from error
+            cut = self._cut(asked.slice)
             triggers.take_off_cut(asked.name, cut, _reason(asked))
             return self._done(asked, (f"requests of {cut} are on the baseline",))
         await triggers.switch(asked.name, on=False, reason=_reason(asked))
         return self._done(asked, ("all traffic is on the baseline until it is adopted again",))
+
+    def _cut(self, text: str) -> Cut:
+        try:
+            return hidden(parse_cut(text), self._system.secret.digest)
+        except ValueError as error:
+            raise ControlError(str(error)) from error
 
     async def _score(self, asked: Asked) -> Done:
         record, cause_id = await self._anywhere(asked.name)
@@ -248,6 +265,7 @@ class Operator:
                 f"decide by {record.policy} instead of {self._control.actuator.plan.policy}"
             )
         steps.append(f"for {first:.0%} of the sessions of {whom}; the rest stays on the baseline")
+        steps += [f"{rule} was seen to be held as wide as the baseline's" for rule in record.keep]
         steps += [f"{metric.value} is not asked: {why}" for metric, why in record.absent.items()]
         steps += _forecast(record, self._system.records)
         return (*steps, f"to go back: {record.reverse}", *_commands(record))
@@ -320,8 +338,12 @@ class Operator:
         )
 
 
+def _said(asked: Asked) -> str:
+    return " ".join(asked.reason.split())[:REASON_CHARS_MAX]
+
+
 def _reason(asked: Asked) -> str:
-    said = " ".join(asked.reason.split())[:REASON_CHARS_MAX]
+    said = _said(asked)
     return f"{ASKED}: {said}" if said else f"{ASKED}, without a reason"
 
 

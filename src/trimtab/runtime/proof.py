@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from trimtab.core.cuts import Cut
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut
 from trimtab.core.events import CutsKept, GatesEvaluated, RolloutMoved
 from trimtab.core.gate import GateResult
 from trimtab.core.lever import LeverRecord
@@ -106,6 +106,19 @@ class Proof(msgspec.Struct, kw_only=True):
         refused = {str(cut): why for cut, why in self.out.items()}
         return CutsKept(lever=self.record.name, kept=left or (ALL_TRAFFIC,), refused=refused)
 
+    def may_leave(self, cut: Cut) -> Cut:
+        """Return a cut that a person takes out of the slice; raises `ControlError` where it cannot leave alone."""
+        name = self.record.name
+        if cut.dimension not in KNOWN_BEFORE_SERVING:
+            raise ControlError(
+                f"{cut} is known only when a request has been served: nothing can be kept off by it"
+            )
+        if cut in self.out or cut in self.record.without:
+            raise ControlError(f"{name} is kept off {cut} already")
+        if set(self.record.cuts) - set(self.out) == {cut}:
+            raise ControlError(f"{name} is for {cut} alone: trimtab rollout rollback {name}")
+        return cut
+
     def kept(self) -> tuple[tuple[Cut, ...], CutsKept]:
         """Return the cuts for which the lever is adopted (none: all traffic), and what is recorded of them."""
         kept, refused = kept_cuts(self.record, self.results)
@@ -120,6 +133,33 @@ class Proof(msgspec.Struct, kw_only=True):
             harmed_cut(self.record, one, results): f"{one.gate}: {one.reason}" for one in results
         }
         return {cut: why for cut, why in found.items() if cut is not None and cut not in self.out}
+
+
+def proof_of(
+    record: LeverRecord,
+    policy: str | None,
+    rollout: Rollout,
+    replicas: tuple[str, ...],
+    cause_id: str,
+    *,
+    verifies: bool = False,
+) -> Proof:
+    """Return the proof of a lever that begins now, without any evidence."""
+    return Proof(
+        judge=Judge(record),
+        record=record,
+        policy=policy,
+        rollout=rollout,
+        replicas=replicas,
+        proposed_id=cause_id,
+        last_event_id=cause_id,
+        verifies=verifies,
+    )
+
+
+def with_reason(what: str, reason: str) -> str:
+    """Return what happens, with the reason of whoever asked for it."""
+    return f"{what}; {reason}" if reason else what
 
 
 def moved_to(

@@ -70,7 +70,7 @@ class Verifier:
         if ready and self._controller.proof is None and self._sink.healthy:
             self.begin(ready[0])
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, reason: str = "") -> None:
         """Prove an adopted lever again; raises `ControlError` where it is off, unknown, or another is being proven."""
         triggers = self._triggers()
         lever = triggers.adopted.get(name)
@@ -84,6 +84,7 @@ class Verifier:
             routing_policy_of(lever.record),
             baseline_policy=self._baseline_policy,
             cause_id=self.due.get(name, lever.cause_id),
+            reason=reason,
         )
         self.due.pop(name, None)
         triggers.let_be(name)

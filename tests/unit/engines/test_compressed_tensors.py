@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from checkpoint_kit import LAYER
 
+from trimtab.core.keep_rules import rule_matches
 from trimtab.core.ports import EngineFormatError
 from trimtab.engines.compressed_tensors import (
     Scheme,
@@ -12,7 +13,6 @@ from trimtab.engines.compressed_tensors import (
     plan_checkpoint,
     quantization_config,
     recipe_of,
-    rule_matches,
     stored_as,
 )
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group
@@ -53,7 +53,7 @@ def test_groups_that_stay_are_one_rule_each_that_matches_their_layers() -> None:
 @pytest.mark.parametrize("rule", ["lm_heads", "model.layers.9.mlp.up_proj", r"re:.*\.router$"])
 def test_ignore_rule_that_matches_nothing_is_an_error(rule: str) -> None:
     """A misspelt one would quantize what was to stay; it is named, and the nearest module with it."""
-    with pytest.raises(EngineFormatError, match="matches no module; nearest: "):
+    with pytest.raises(EngineFormatError, match="matched nothing; nearest: "):
         plan_checkpoint(weights(), Scheme.W8A8, LINEAR, ignore=(rule,))
 
 
