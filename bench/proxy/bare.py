@@ -2,8 +2,8 @@
 
     python -m bench.proxy.bare PORT ENGINE_PORT
 
-A client's connection has a connection of its own to the engine. No HTTP is read, nothing is counted, and nobody waits for
-anybody: one read, one call, one write. What a proxy in Python costs above this is its own.
+A client's connection has a connection of its own to the engine. No HTTP is read, nothing is counted, and nobody waits
+for anybody: one read, one call, one write. What a proxy in Python costs above this is its own.
 """
 
 import asyncio
