@@ -93,7 +93,7 @@ async def stream() -> Callable[[bytes], None]:
         lambda: exchange.begin(200, []),
     )
     answer = UpstreamResponse(connection, GatewayConfig(), "replica")
-    TASKS.append(asyncio.ensure_future(answer.pump(pump.take, pump.take_chunks)))
+    TASKS.append(asyncio.ensure_future(answer.pump(pump.take, pump.lane)))
     await asyncio.sleep(0)
     for _ in range(3):
         connection.data_received(TOKEN)

@@ -24,7 +24,7 @@ from bench.proxy.figure import draw
 from bench.proxy.results import Row, cost_ratio, table, tail_difference
 from bench.proxy.rounds import DIRECT, measure, running
 
-PROXIES = ("trimtab", "vllm-router", "sglang-router", NGINX, "litellm", DIRECT)
+PROXIES = ("trimtab", "vllm-router", "sglang-router", NGINX, "litellm", "bare", DIRECT)
 EVENTS = 32
 GAPS_MS = {64: 20.0, 256: 20.0, 1024: 80.0}
 GAP_MS = 20.0

@@ -44,8 +44,16 @@ def start_of(name: str, engines: Sequence[str], port: int, spare_port: int, fold
             return nginx(engines, port, folder)
         case "litellm":
             return litellm(engines, port, folder)
+        case "bare":
+            return bare(engines, port)
         case _:
             raise ValueError(f"no proxy is called {name!r}")
+
+
+def bare(engines: Sequence[str], port: int) -> Start:
+    """Start the floor: two protocols on a loop that hand each other bytes."""
+    engine_port = engines[0].rpartition(":")[2]
+    return Start((sys.executable, "-m", "bench.proxy.bare", str(port), engine_port))
 
 
 def trimtab(engines: Sequence[str], port: int, folder: Path) -> Start:

@@ -33,7 +33,7 @@ class Client:
         self.got = b""
         self.passed = 0
 
-    def pass_chunks(self, chunks: bytes) -> None:
+    def put(self, chunks: bytes) -> None:
         assert self.begun
         self.passed += 1
         self.got += unframed(chunks)
@@ -126,7 +126,8 @@ def relayed(pieces: list[bytes], client: Client | None = None) -> tuple[bytes, t
         begin,
     )
     for piece in pieces:
-        if piece and not (chunked and pump.take_chunks(piece)):
+        lane = pump.lane() if chunked else None
+        if piece and (lane is None or not lane(piece)):
             pump.take(unframed(piece) if chunked else piece, None)
     pump.finish()
     pump.digest()

@@ -18,51 +18,45 @@ _TEXT = re.compile(
 _INSIDE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
 _HEADS_MAX = 1024
+_HEADED_BYTES_MAX = 2048
 
 
 class StreamText:
     """What the events of one stream have in common, as it was last seen."""
 
-    __slots__ = ("_after", "_before", "_heads", "_is_known", "_shorter", "_size", "_tail")
+    __slots__ = ("_after", "_before", "_shorter", "_size", "heads", "is_known", "tail")
 
     def __init__(self) -> None:
-        self._is_known = False
+        self.is_known = False
+        """Whether an event has shown what they look like."""
         self._before = self._after = b""
         self._size = self._shorter = 0
-        self._tail = b""
-        self._heads: dict[int, bytes] = {}
+        self.tail = b""
+        """What follows the text in a chunk of one event, the end of its frame included."""
+        self.heads: dict[int, bytes] = {}
+        """What stands before the text in a chunk, by the size of the chunk: of sizes up to 2 KiB that were seen."""
 
     def learn(self, data: bytes, event: StreamEvent) -> None:
         """Take an event's data and what it was decoded to as the pattern of those that follow."""
-        self._is_known = False
+        self.is_known = False
         found = _TEXT.search(data)
         if found is None or not _is_text_alone(event) or text_of([found[1]]) != event.text:
             return
         self._before = b"data: " + data[: found.start(1)]
         self._after = data[found.end(1) :] + b"\n\n"
         self._size, self._shorter = len(self._before), len(self._before) + len(self._after)
-        self._tail = self._after + b"\r\n"
-        self._heads.clear()
-        self._is_known = True
-
-    def chunk(self, chunk: bytes) -> bytes | None:
-        """Return what `insides` would return of one chunk, None where that is not seen at once: then ask it."""
-        head = self._heads.get(len(chunk))
-        if head is None or not chunk.startswith(head) or not chunk.endswith(self._tail):
-            return None
-        text = chunk[len(head) : -len(self._tail)]
-        if b'"' in text or b"\\" in text or b"\n" in text or b"\r" in text:
-            return None
-        return text
+        self.tail = self._after + b"\r\n"
+        self.heads.clear()
+        self.is_known = True
 
     def insides(self, chunks: bytes) -> list[bytes] | None:
         """Return what `inside` would return of each event, where `chunks` is whole HTTP chunks of one event each.
 
         None where any of it is something else: other events, other frames, a part of a chunk.
         """
-        if not self._is_known:
+        if not self.is_known:
             return None
-        tail, heads = self._tail, self._heads
+        tail, heads = self.tail, self.heads
         parts = chunks.split(tail)
         if parts.pop():
             return None
@@ -74,7 +68,7 @@ class StreamText:
             text = part[len(head) :]
             if b"\n" in text or b"\r" in text:
                 return None
-            if (b"\\" in text or b'"' in text) and _INSIDE.fullmatch(text) is None:
+            if not is_inside(text):
                 return None
             parts[at] = text
         return parts
@@ -90,15 +84,21 @@ class StreamText:
         length = b"%x" % max(0, event - digits - 2)
         if len(length) != digits:
             return None
-        if len(self._heads) >= _HEADS_MAX:
-            self._heads.clear()
-        head = self._heads[size] = b"%b\r\n%b" % (length, self._before)
+        head = b"%b\r\n%b" % (length, self._before)
+        if size <= _HEADED_BYTES_MAX:
+            if len(self.heads) >= _HEADS_MAX:
+                self.heads.clear()
+            self.heads[size] = head
         return head
+
+    def data(self, part: bytes) -> bytes:
+        """Return the data of the event that has this between what all have in common."""
+        return self._before[len(b"data: ") :] + part + self._after[: -len(b"\n\n")]
 
     def inside(self, raw: bytes) -> bytes | None:
         """Return the inside of the JSON string that is the text of one whole event, None where it does not fit."""
         if (
-            not self._is_known
+            not self.is_known
             or len(raw) < self._shorter
             or not raw.startswith(self._before)
             or not raw.endswith(self._after)
@@ -107,9 +107,12 @@ class StreamText:
         part = raw[self._size : len(raw) + self._size - self._shorter]
         if b"\n" in part or b"\r" in part:
             return None
-        if (b"\\" in part or b'"' in part) and _INSIDE.fullmatch(part) is None:
-            return None
-        return part
+        return part if is_inside(part) else None
+
+
+def is_inside(part: bytes) -> bool:
+    """Say whether bytes between two quotes are one JSON string's inside: no quote ends it before the last."""
+    return (b"\\" not in part and b'"' not in part) or _INSIDE.fullmatch(part) is not None
 
 
 def _is_text_alone(event: StreamEvent) -> bool:

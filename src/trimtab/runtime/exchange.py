@@ -60,7 +60,11 @@ class Exchange:
         peer: str | None = None,
     ) -> None:
         self._line = line
-        self._put = line.send
+        self.put: Callable[[bytes], None] = line.send
+        """Queues bytes as they are: whole HTTP chunks, where `is_chunked` and the answer is not over.
+
+        Raises RuntimeError in the moment between the end of a client's connection and the word of it, under uvloop.
+        """
         self._is_shut = False
         self.method = method
         self.target = target
@@ -169,16 +173,6 @@ class Exchange:
         """Whether the answer has begun and goes out as HTTP chunks."""
         return self._chunked
 
-    def pass_chunks(self, chunks: bytes) -> None:
-        """Send whole HTTP chunks as they are; only where `is_chunked`."""
-        # For every event of a stream: `_send` without its call.
-        if self._is_shut:
-            return
-        try:
-            self._put(chunks)
-        except RuntimeError:
-            self._is_shut = True
-
     def end(self) -> None:
         """Send the end of a begun answer."""
         if self._chunked:
@@ -201,9 +195,8 @@ class Exchange:
         if self._is_shut:
             return
         try:
-            self._put(data)
+            self.put(data)
         except RuntimeError:
-            # uvloop refuses to write in the moment between a connection's end and the word of it.
             self._is_shut = True
 
     def _over(self) -> None:

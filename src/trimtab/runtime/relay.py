@@ -291,7 +291,7 @@ class Relay:
         press_back(exchange, answer)
         failure: tuple[ErrorClass, ApiError] | None = None
         try:
-            await answer.pump(pump.take, pump.take_chunks)
+            await answer.pump(pump.take, pump.lane, lambda: pump.silent_s)
             pump.finish()
         except UpstreamError as error:
             if not exchange.begun and pump.too_large is None:

@@ -4,24 +4,31 @@ This runs for every piece that a replica sends, so it does little. An event that
 its text is passed as it came; its text is cut out without decoding and taken in later, many at once. Every other event
 is found by scanning and decoded: those up to the first text (it ends the prefill), those that speak of usage, of an
 error, or of the end, and those of a new form.
+
+Between the system calls of two events little of what Python runs is still in the core's caches, so what counts on
+the way of an event is how much is touched at all: hence one function over local names for it (`lane`), and nothing
+in it that can be left for later.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
 from trimtab.engines.sse import EVENT_BYTES_MAX, SSEEvent, SSEParser, SSETooLargeError, parse_event
-from trimtab.engines.stream_text import StreamText, text_of
+from trimtab.engines.stream_text import StreamText, is_inside, text_of
 from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.secret import Secret
-from trimtab.runtime.upstream_connection import UpstreamRefusedError
+from trimtab.runtime.upstream_connection import Lane, UpstreamRefusedError
 
 KEPT_MAX: Final = 32
 """Events whose text is not yet taken in: the load of a replica is behind by at most so many tokens."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024
+_NEVER: Final = b"\0"
+"""What no HTTP chunk begins with."""
 
 
 class StreamPump:
@@ -48,7 +55,6 @@ class StreamPump:
         are held back too until one has some of the answer; an error before that is raised and neither sent nor counted.
         """
         self._exchange = exchange
-        self._pass_chunks = exchange.pass_chunks
         self._seen = seen
         self._engine = engine
         self._load = load
@@ -63,34 +69,57 @@ class StreamPump:
         self._kept_at: list[float] = []
         self._text = StreamText()
         self._is_plain = False
+        self._lane: Lane | None = None
+        self._digested_s = -math.inf
         self.too_large: SSETooLargeError | None = None
         """Set when an event was over its limit; nothing is taken any more."""
 
-    def take_chunks(self, chunks: bytes) -> bool:
-        """Take in what came if it is whole HTTP chunks of one event each that differ in their text alone.
+    def lane(self) -> Lane | None:
+        """Return what takes in whole HTTP chunks of events that differ in their text alone, to be asked for each read.
 
-        By far the most frequent case: they go on as they are. False: nothing was taken, `take` it.
+        By far the most frequent case: they go on as they are. None where the next bytes have to be looked at.
         """
-        if not self._is_plain:
-            return False
-        inside = self._text.chunk(chunks)
-        if not inside:
-            return self._take_many(chunks)
-        self._pass_chunks(chunks)
-        self._kept.append(inside)
-        self._kept_at.append(self._mono_s())
-        if len(self._kept) >= KEPT_MAX or len(inside) > KEPT_BYTES_MAX:
-            self.digest()
-        return True
+        if not self._is_plain or not self._text.is_known:
+            return None
+        if self._lane is None:
+            self._lane = self._made_lane()
+        return self._lane
+
+    def _made_lane(self) -> Lane:
+        kept, kept_at, digest, many = self._kept, self._kept_at, self.digest, self._take_many
+        head_of, tail, end = self._text.heads.get, self._text.tail, -len(self._text.tail)
+        put, keep, note, now_s = self._exchange.put, kept.append, kept_at.append, self._mono_s
+
+        def lane(chunks: bytes) -> bool:
+            head = head_of(len(chunks), _NEVER)
+            if not chunks.startswith(head) or not chunks.endswith(tail):
+                return many(chunks)
+            text = chunks[len(head) : end]
+            if not text or b"\n" in text or b"\r" in text:
+                return many(chunks)
+            try:
+                put(chunks)
+            except RuntimeError:
+                return True
+            keep(text)
+            note(now_s())
+            if len(kept) >= KEPT_MAX:
+                digest()
+            return True
+
+        return lane
 
     def _take_many(self, chunks: bytes) -> bool:
-        """Do the same for several chunks, or for one of a size that was not seen before."""
+        """Do what a lane does for several chunks, or for one of a size that was not seen before."""
         if len(chunks) > self._event_bytes_max:
             return False
         insides = self._text.insides(chunks)
         if insides is None:
             return False
-        self._pass_chunks(chunks)
+        try:
+            self._exchange.put(chunks)
+        except RuntimeError:
+            return True
         at_s = self._mono_s()
         for inside in insides:
             if inside:
@@ -99,6 +128,12 @@ class StreamPump:
         if len(self._kept) >= KEPT_MAX or len(chunks) > KEPT_BYTES_MAX:
             self.digest()
         return True
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since something was last taken in past the parser; infinite where nothing was."""
+        last_s = self._kept_at[-1] if self._kept_at else self._digested_s
+        return self._mono_s() - last_s
 
     def take(self, data: bytes, framed: bytes | None) -> None:
         """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
@@ -148,18 +183,37 @@ class StreamPump:
         """Take in the texts that were kept."""
         if not self._kept:
             return
-        parts, times = self._kept, self._kept_at
-        self._kept, self._kept_at = [], []
-        text = text_of(parts)
-        if text is None:
-            # One of them is no UTF-8: it passed untouched, and the record says that it could not be read.
-            texts = [text_of([part]) for part in parts]
-            self._seen.unreadable += texts.count(None)
-            times = [at_s for at_s, one in zip(times, texts, strict=True) if one is not None]
-            text = "".join(one for one in texts if one is not None)
-        if times:
-            self._seen.saw_texts(text, times, self._secret)
-            self._load.chunk_delivered(self._seen.request_id, tokens=len(times))
+        parts, times = self._kept.copy(), self._kept_at.copy()
+        # A lane holds the lists themselves.
+        self._kept.clear()
+        self._kept_at.clear()
+        self._digested_s = times[-1]
+        if all(map(is_inside, parts)):
+            text = text_of(parts)
+            if text is not None:
+                self._saw_texts(text, times)
+                return
+        for part, at_s in zip(parts, times, strict=True):
+            self._digest_one(part, at_s)
+
+    def _digest_one(self, part: bytes, at_s: float) -> None:
+        """Take in one text where they could not be taken in together; it has passed untouched, whatever it is."""
+        text = text_of([part]) if is_inside(part) else None
+        if text is not None:
+            self._saw_texts(text, [at_s])
+            return
+        try:
+            event = self._engine.read_stream_event(self._text.data(part))
+        except EngineFormatError:
+            self._seen.unreadable += 1
+            return
+        self._seen.saw(event, mono_s=at_s, secret=self._secret)
+        if event.text:
+            self._load.chunk_delivered(self._seen.request_id)
+
+    def _saw_texts(self, text: str, times: list[float]) -> None:
+        self._seen.saw_texts(text, times, self._secret)
+        self._load.chunk_delivered(self._seen.request_id, tokens=len(times))
 
     def finish(self) -> None:
         """Take in what a stream's clean end leaves and the client may have.
@@ -228,6 +282,7 @@ class StreamPump:
         self._seen.saw(event, mono_s=self._mono_s(), secret=self._secret)
         if event.text:
             self._text.learn(data, event)
+            self._lane = None
             self._load.prefill_done(self._seen.request_id)
             self._load.chunk_delivered(self._seen.request_id)
         return event

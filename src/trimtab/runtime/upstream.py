@@ -8,6 +8,7 @@ all the same. Those of other engines are used again.
 """
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,7 @@ import msgspec
 from trimtab.core.config import GatewayConfig
 from trimtab.runtime.access import OPEN, Access
 from trimtab.runtime.upstream_connection import (
-    Lane,
+    OpenLane,
     Sink,
     UpstreamBrokenError,
     UpstreamConnectError,
@@ -84,7 +85,8 @@ class UpstreamResponse:
         """Hears that the client has taken nothing for the longest silence."""
         self._got_body = False
         self._sink: Sink = lambda *_: None
-        self._lane: Lane | None = None
+        self._open_lane: OpenLane | None = None
+        self._lane_silent_s: Callable[[], float] = lambda: math.inf
         self.status = connection.status
         self.headers: Headers = connection.headers
 
@@ -96,7 +98,7 @@ class UpstreamResponse:
     @property
     def seen_s(self) -> float:
         """When something came last, by the loop's clock."""
-        return self._connection.seen_s
+        return max(self._connection.seen_s, self._loop.time() - self._lane_silent_s())
 
     @property
     def is_event_stream(self) -> bool:
@@ -104,10 +106,16 @@ class UpstreamResponse:
         kind = self.headers.raw(b"content-type") or b""
         return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
 
-    async def pump(self, sink: Sink, lane: Lane | None = None) -> None:
+    async def pump(
+        self,
+        sink: Sink,
+        open_lane: OpenLane | None = None,
+        lane_silent_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         """Give the body's bytes to `sink` as they arrive, at once and in the loop's own call.
 
-        `lane` is asked first, once the body has begun and where a chunk begins.
+        What `open_lane` opens is asked first, once the body has begun and where a chunk begins; `lane_silent_s` says
+        how many seconds ago it took something.
         Raises `UpstreamBrokenError`, `UpstreamTimeoutError`, and what `sink` raises as an `UpstreamError`.
         """
         done: asyncio.Future[None] = self._loop.create_future()
@@ -120,7 +128,7 @@ class UpstreamResponse:
             else:
                 done.set_exception(error)
 
-        self._sink, self._lane = sink, lane
+        self._sink, self._open_lane, self._lane_silent_s = sink, open_lane, lane_silent_s
         self._connection.listen(self._first, ended)
         self._watch()
         try:
@@ -132,7 +140,7 @@ class UpstreamResponse:
 
     def _first(self, data: bytes, framed: bytes | None) -> None:
         self._got_body = True
-        self._connection.redirect(self._sink, self._lane)
+        self._connection.redirect(self._sink, self._open_lane)
         self._sink(data, framed)
 
     async def read(self) -> bytes:
@@ -172,7 +180,7 @@ class UpstreamResponse:
         config = self._config
         wait_s = config.idle_timeout_s if self._got_body else config.first_byte_timeout_s
         now_s = self._loop.time()
-        left_s = self._connection.seen_s + wait_s - now_s
+        left_s = self.seen_s + wait_s - now_s
         if self._paused_s is not None:
             # The silence is the client's.
             left_s = self._paused_s + config.idle_timeout_s - now_s

@@ -18,6 +18,9 @@ It may raise an `UpstreamError`, with which the answer ends as if the replica ha
 Lane: TypeAlias = Callable[[bytes], bool]
 """Takes what came if it is whole chunks, frames included, of a form that it knows; False: nothing was taken."""
 
+OpenLane: TypeAlias = Callable[[], Lane | None]
+"""Returns the lane for what comes next, None for none; asked where a chunk begins, after all else that was taken."""
+
 
 class UpstreamError(RuntimeError):
     """A replica did not answer as it must; the message says which and how."""
@@ -72,11 +75,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_lost = False
         self.error: UpstreamError | None = None
         self.seen_s = 0.0
-        """When something came last, by the loop's clock."""
+        """When something came last that no lane took, by the loop's clock."""
         self._sink: Sink | None = None
+        self._open_lane: OpenLane | None = None
         self._lane: Lane | None = None
-        self._open_lane: Lane | None = None
-        self._now = self._loop.time
         self._chunk_ended = False
         self._is_at_chunk = False
         self._on_end: Callable[[UpstreamError | None], None] | None = None
@@ -122,10 +124,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._sink, self._on_end = sink, on_end
 
-    def redirect(self, sink: Sink, lane: Lane | None) -> None:
-        """Let the rest of the body go to another sink, and past it what `lane` takes."""
+    def redirect(self, sink: Sink, open_lane: OpenLane | None) -> None:
+        """Let the rest of the body go to another sink, and past it what the open lane takes."""
         if self._sink is not None:
-            self._sink, self._lane = sink, lane
+            self._sink, self._open_lane = sink, open_lane
 
     def pause(self) -> None:
         """Take no more from the replica until `resume`."""
@@ -172,17 +174,18 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        self.seen_s = self._now()
-        lane = self._open_lane
+        lane = self._lane
         if lane is not None and lane(data):
             return
+        self._lane = None
+        self.seen_s = self._loop.time()
         if self._is_at_chunk and self._sink is not None:
             # What streams are made of: one read, one whole chunk, said the one way that needs no parser.
             start = data.find(b"\r\n", 1, 10) + 2
             size = len(data) - start - 2
             if size > 0 and data[: start - 2] == b"%x" % size and data[-2:] == b"\r\n":
                 self._give(self._sink, data[start:-2], data)
-                self._open_lane = self._lane
+                self._open()
                 return
         self._parse(data)
 
@@ -207,10 +210,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self.fail(UpstreamBrokenError(f"{self.name} sent a head without end"))
             return
         self._is_at_chunk = self._chunk_ended and data[-2:] == b"\r\n" and not self.is_whole
-        self._open_lane = self._lane if self._is_at_chunk else None
         self._flush()
         if self.is_whole:
             self._end(None)
+        else:
+            self._open()
 
     # The parser's calls
 
@@ -250,6 +254,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_whole = True
 
     # Inside
+
+    def _open(self) -> None:
+        if self._is_at_chunk and self._open_lane is not None:
+            self._lane = self._open_lane()
 
     def _flush(self) -> None:
         parts = self._parts
