@@ -13,6 +13,7 @@ import asyncio
 import json
 import random
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -62,6 +63,7 @@ def main() -> None:
         for router in order:
             with tempfile.TemporaryDirectory(prefix="trimtab-routing-") as folder:
                 run = uvloop.run(one(router, given, seed, Path(folder)))
+                keep_ledger(Path(folder), given, run)
             runs.append(run)
             print(json.dumps(run), flush=True)
             save(given.out, runs)
@@ -78,6 +80,7 @@ def arguments() -> Any:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ledgers", type=Path, help="keep trimtab's ledgers in this folder")
     parser.add_argument("--report", action="store_true")
     return parser.parse_args()
 
@@ -152,6 +155,17 @@ def computed_tokens(url: str) -> int:
         found = COMPUTED.search(page.read().decode())
     assert found is not None, f"{url} does not tell its prompt tokens"
     return int(float(found[1]))
+
+
+def keep_ledger(folder: Path, given: Any, run: dict[str, Any]) -> None:
+    """Copy the ledger of trimtab's run to where it was asked for: every decision is in it, with its terms."""
+    ledger = folder / "router" / "ledger.sqlite"
+    if given.ledgers is None or not ledger.exists():
+        return
+    given.ledgers.mkdir(parents=True, exist_ok=True)
+    name = f"{run['replicas']}-{run['sessions']}-{run['turns']}-{run['seed']}"
+    for part in folder.glob("router/ledger.sqlite*"):
+        shutil.copy(part, given.ledgers / part.name.replace("ledger", name))
 
 
 def save(path: Path, runs: list[dict[str, Any]]) -> None:

@@ -69,7 +69,9 @@ def test_few_and_many_choose_alike(view: FleetView, asked: RouteRequest) -> None
     if few.eligible:
         able = Few(view, asked).able
         assert few.reason is many.reason
-        assert [few.is_over(at) for at in able] == [many.is_over(at) for at in able]
+        assert [few.is_over(at, 0.0, 0.0) for at in able] == [
+            many.is_over(at, 0.0, 0.0) for at in able
+        ]
 
 
 @given(fleets(), requests())

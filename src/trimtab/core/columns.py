@@ -1,18 +1,19 @@
-"""A fleet view and what its replicas hold as columns of numbers, so that a thousand replicas are judged in one sweep.
+"""A fleet view as columns of numbers, so that a thousand replicas are judged in one sweep.
 
-Columns are another shape of the same values: whoever has a `FleetView` or a tuple of `Held` gets them from it, and
-whoever keeps them up to date all the time (the load state, the prefix index) hands them over with it. They are never
-written to the ledger.
+Columns are another shape of the same values: whoever has a `FleetView` gets them from it, and whoever keeps them up to
+date all the time (the load state) hands them over with it. They are never written to the ledger. What replicas hold of
+a prompt has the same shape in `core.holdings`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Rows = tuple[Floats, ...]
 
 _MULTIPLY_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2: Final = np.uint64(0x94D049BB133111EB)
@@ -28,20 +29,17 @@ _ROW_NAMES: Final = frozenset(
 )
 
 
-PLACES_MAX: Final = 1024
-"""Sets of replicas whose places are remembered: who holds a common head is asked again and again."""
-
-_PLACES: Final[dict[int, NDArray[np.intp]]] = {}
+CHANGED_MAX: Final = 4
+"""Changes that are put right one by one; more of them are found by a new sweep, which costs about as much as five."""
 
 
-CHANGED_MAX: Final = 16
-"""Changes that are put right one by one; more of them are found by a new sweep."""
+Key = TypeVar("Key")
 
 
 class WorkRules(Protocol):
     """How work is turned into figures: of all replicas at once, and of one, by the same law."""
 
-    def whole(self, columns: "FleetColumns") -> Floats:
+    def whole(self, columns: "FleetColumns") -> Rows:
         """Return rows of figures over all replicas."""
         ...
 
@@ -64,6 +62,8 @@ class FleetColumns:
 
     __slots__ = (
         "_changed",
+        "_hashes",
+        "_inverses",
         "_kv_memo",
         "_none",
         "_orders",
@@ -92,16 +92,18 @@ class FleetColumns:
         count = len(ids)
         self.ids = ids
         self.places = (places, hashes)
+        self._hashes: list[int] = hashes.tolist()
         # The last other table of places that was asked for, its size then, and the order of ours in it; copies share
         # it. Tables only grow, so the same size is the same table.
         self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp] | None]] = []
+        self._inverses: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
         self._slots_memo: dict[str, tuple[object, Floats]] = {}
         self._kv_memo: list[tuple[object, Flags | None]] = []
         self._zeros = np.zeros(count)
         self._none = np.zeros(count, dtype=np.bool_)
         self._zeros.flags.writeable = self._none.flags.writeable = False
         # What was made of running to decode, for which key, and where those have changed since.
-        self._work: tuple[object, Floats] | None = None
+        self._work: tuple[object, Rows] | None = None
         self._changed: list[int] = []
         self.ready = self._none
         self.ready_count = 0
@@ -128,7 +130,8 @@ class FleetColumns:
     def copy(self) -> "FleetColumns":
         """Return columns that later changes do not reach."""
         made = object.__new__(FleetColumns)
-        made.ids, made.places, made._orders = self.ids, self.places, self._orders
+        made.ids, made.places, made._hashes = self.ids, self.places, self._hashes
+        made._orders, made._inverses = self._orders, self._inverses
         made._slots_memo, made._kv_memo = self._slots_memo, self._kv_memo
         made._zeros, made._none = self._zeros, self._none
         made._work, made._changed = None, []
@@ -183,7 +186,7 @@ class FleetColumns:
 
     def changed(self, at: int) -> None:
         """Say that the work of one replica has changed."""
-        if self._work is None:
+        if self._work is None or at in self._changed:
             return
         self._changed.append(at)
         if len(self._changed) > CHANGED_MAX:
@@ -191,20 +194,22 @@ class FleetColumns:
             self._work = None
             self._changed.clear()
 
-    def of_work(self, key: object, rules: WorkRules) -> Floats:
-        """Return what rules make of the work on all replicas, a column for each, which must not change.
+    def of_work(self, key: Key, rules: Callable[[Key], WorkRules]) -> Rows:
+        """Return what the rules of a key make of the work on all replicas, rows which must not change.
 
         The answer for the last key is kept and put right where work has changed: between two decisions that is in a few
         places.
         """
         work, changed = self._work, self._changed
         if work is None or work[0] is not key:
-            work = self._work = (key, rules.whole(self))
-        else:
+            work = self._work = (key, rules(key).whole(self))
+        elif changed:
+            law, rows = rules(key), work[1]
             for at in changed:
                 running, waiting, prefill, decode = self.block[:_KV, at].tolist()
-                slots = float(self.slots[at])
-                work[1][:, at] = rules.one(running, waiting, prefill, decode, slots)
+                found = law.one(running, waiting, prefill, decode, self.slots.item(at))
+                for row, figure in zip(rows, found, strict=True):
+                    row[at] = figure
         if changed:
             changed.clear()
         return work[1]
@@ -225,6 +230,23 @@ class FleetColumns:
         same = bool((found == np.arange(found.size)).all())
         self._orders[:] = [(places, len(places), None if same else found)]
         return None if same else found
+
+    def inverse_of(self, places: Mapping[str, int]) -> NDArray[np.intp] | None:
+        """Return where each place of another table stands here, -1 where it is not here.
+
+        None: each stands where it stands there, those that are not here behind all that are.
+        """
+        order = self.order_of(places)
+        if order is None:
+            return None
+        for known, inverse in self._inverses:
+            if known is order:
+                return inverse
+        found = np.full(len(places), -1, dtype=np.intp)
+        here = (order >= 0).nonzero()[0]
+        found[order[here]] = here
+        self._inverses[:] = [(order, found)]
+        return found
 
     def mask(self, replicas: Sequence[str]) -> Flags:
         """Return which of them are named."""
@@ -255,88 +277,20 @@ class FleetColumns:
         mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _MULTIPLY_2
         return mixed ^ (mixed >> _SHIFTS[2])
 
+    def session_first(self, key_hash: int, among: Sequence[int]) -> int:
+        """Return the first of some places in a session's order (`session_places`); there is at least one."""
+        hashes, first, least = self._hashes, -1, _ALL + 1
+        for at in among:
+            value = hashes[at] ^ key_hash
+            value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+            value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
+            value ^= value >> 31
+            if value < least:
+                first, least = at, value
+        return first
+
 
 def _mixed(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
     return value ^ (value >> 31)
-
-
-class HeldColumns:
-    """How many tokens of a prompt each replica is believed to hold and would overwrite; those left out hold none."""
-
-    __slots__ = ("_places", "best", "displaced", "displaces", "shortest", "tokens")
-
-    def __init__(
-        self,
-        places: Mapping[str, int],
-        tokens: Floats,
-        displaced: Floats,
-        *,
-        best: int | None = None,
-        displaces: bool | None = None,
-        shortest: int = 0,
-    ) -> None:
-        """Take where each replica stands in the arrays, and where known: `best` (most held), `displaces` (any is).
-
-        `shortest`: who holds anything holds at least so many tokens.
-        """
-        self._places = places
-        self.tokens = tokens
-        self.displaced = displaced
-        self.shortest = shortest
-        if best is None:
-            best = int(tokens.max()) if tokens.size else 0
-        self.best = best
-        self.displaces = bool(displaced.any()) if displaces is None else displaces
-
-    def corrected(self, exact: Mapping[str, int], ids: tuple[str, ...]) -> "HeldColumns":
-        """Return the same for these replicas, with what is known exactly of some of them."""
-        tokens = np.array([exact.get(id_, self.by(id_)) for id_ in ids], dtype=np.float64)
-        displaced = np.array([self.displaced_by(id_) for id_ in ids], dtype=np.float64)
-        return HeldColumns({id_: at for at, id_ in enumerate(ids)}, tokens, displaced)
-
-    def by(self, replica: str) -> int:
-        """Return the tokens a replica is believed to hold."""
-        at = self._places.get(replica)
-        return 0 if at is None or at >= self.tokens.size else int(self.tokens[at])
-
-    def displaced_by(self, replica: str) -> int:
-        """Return the tokens of other prompts that a replica would overwrite."""
-        at = self._places.get(replica)
-        return 0 if at is None or at >= self.tokens.size else int(self.displaced[at])
-
-    def over(self, columns: FleetColumns) -> tuple[Floats, Floats]:
-        """Return both arrays in the order of a fleet's columns."""
-        if self._places is columns.places[0]:
-            return self.tokens, self.displaced
-        order, count = columns.order_of(self._places), len(columns.ids)
-        if order is None and self.tokens.size >= count:
-            return self.tokens[:count], self.displaced[:count]
-        if order is None:
-            order = np.arange(count)
-        # A replica that came after these columns were made is in the table and not in them.
-        none = (order < 0) | (order >= self.tokens.size)
-        if not self.tokens.size:
-            return np.zeros(len(columns.ids)), np.zeros(len(columns.ids))
-        known = np.where(none, 0, order)
-        tokens, displaced = self.tokens[known], self.displaced[known]
-        tokens[none], displaced[none] = 0.0, 0.0
-        return tokens, displaced
-
-
-def places_of(bits: int) -> NDArray[np.intp]:
-    """Return the places of the bits that are set in an integer, the lowest first. They must not change."""
-    found = _PLACES.get(bits)
-    if found is None:
-        if len(_PLACES) >= PLACES_MAX:
-            _PLACES.clear()
-        found = _PLACES[bits] = _places_of(bits)
-    return found
-
-
-def _places_of(bits: int) -> NDArray[np.intp]:
-    if bits & (bits - 1) == 0:
-        return np.array([bits.bit_length() - 1] if bits else [], dtype=np.intp)
-    octets = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    return np.unpackbits(octets, bitorder="little").nonzero()[0]

@@ -1,6 +1,6 @@
 """Routing decisions as values: what was seen, every candidate with its terms, what was chosen and why."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol
@@ -10,8 +10,9 @@ import numpy as np
 import xxhash
 from msgspec import structs
 
-from trimtab.core.columns import FleetColumns, HeldColumns
+from trimtab.core.columns import FleetColumns
 from trimtab.core.handover import NO_LABELS, ReplicaLabels
+from trimtab.core.holdings import HeldColumns
 from trimtab.core.types import Arm, Constraint, ReplicaState, Role
 
 
@@ -115,9 +116,11 @@ def listed(view: FleetView, only: Collection[str] | None = None) -> FleetView:
     if told is None:
         kept = view.replicas if only is None else [one for one in view.replicas if one.id in only]
         return view if only is None else structs.replace(view, replicas=tuple(kept))
-    replicas = tuple(
-        with_work(one, columns, at) for at, one in enumerate(told) if only is None or one.id in only
-    )
+    wanted: Iterable[int] = range(len(told))
+    if only is not None:
+        found = (columns.place(id_) for id_ in only)
+        wanted = sorted(at for at in found if at is not None)
+    replicas = tuple(with_work(told[at], columns, at) for at in wanted)
     made = FleetView(at_s=view.at_s, replicas=replicas, sequence=view.sequence)
     if only is None:
         made.__dict__["_columns"] = columns

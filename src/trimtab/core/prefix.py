@@ -26,8 +26,9 @@ import msgspec
 import numpy as np
 import xxhash
 
-from trimtab.core.columns import Floats, HeldColumns, places_of
+from trimtab.core.columns import Floats
 from trimtab.core.decision import Held
+from trimtab.core.holdings import Groups, HeldColumns, places_of
 from trimtab.core.prefix_paged import PagedCache, PagedCaches
 from trimtab.core.prefix_slots import SlotCache
 
@@ -145,28 +146,49 @@ class PrefixIndex:
         A distrusted replica holds 0. `displaced` counts the tokens of other prompts that the engine would overwrite.
         Costs a step for each block that several replicas hold, and a bisection per slot.
         """
-        tokens = np.zeros(len(self._names))
-        displaced = np.zeros(len(self._names)) if self._slots else self._none_displaced()
+        groups = self._groups(blocks, prompt_tokens, prompt_bytes)
+        if self._slots:
+            return self._with_slots(blocks, prompt_tokens, prompt_bytes, groups)
+        return HeldColumns(
+            self._numbers,
+            None,
+            self._none_displaced(),
+            best=groups[-1][1] if groups else 0,
+            displaces=False,
+            shortest=groups[0][1] if groups else 0,
+            groups=groups,
+        )
+
+    def _groups(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> Groups:
+        """Return which replicas of the paged kind hold how many tokens, the best last, without those distrusted."""
+        # The same as `_tokens`, for all of them.
+        scale, size, most = (
+            self._block_bytes * prompt_tokens,
+            max(1, prompt_bytes),
+            prompt_tokens - 1,
+        )
+        groups = []
+        for replicas, depth in self._paged.lengths(blocks):
+            tokens = depth * scale // size
+            groups.append((replicas, tokens if tokens < most else max(0, most)))
+        if self._distrusted:
+            trusted = ~sum(1 << number for number in self._distrusted)
+            groups = [(bits & trusted, held) for bits, held in groups if bits & trusted]
+        return tuple(groups)
+
+    def _with_slots(
+        self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int, groups: Groups
+    ) -> HeldColumns:
+        """Return what is held where some replicas have slots, whose prompts are overwritten."""
+        tokens, displaced = np.zeros(len(self._names)), np.zeros(len(self._names))
+        for replicas, held in groups:
+            tokens[places_of(replicas)] = held
         for number, cache in self._slots.items():
             reuse, over = cache.preview(blocks)
-            tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
             displaced[number] = self._scaled(over, prompt_tokens, prompt_bytes)
-        best = shortest = 0
-        for replicas, depth in self._paged.lengths(blocks):
-            # Replicas come in order of length, so the last are the best.
-            best = self._tokens(depth, prompt_tokens, prompt_bytes)
-            shortest = shortest or best
-            if replicas & (replicas - 1):
-                tokens[places_of(replicas)] = best
-            else:
-                tokens[replicas.bit_length() - 1] = best
-        for number in self._distrusted:
-            tokens[number] = 0.0
-        if self._slots or self._distrusted:
-            return HeldColumns(self._numbers, tokens, displaced)
-        return HeldColumns(
-            self._numbers, tokens, displaced, best=best, displaces=False, shortest=shortest
-        )
+            if number not in self._distrusted:
+                tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
+        return HeldColumns(self._numbers, tokens, displaced)
 
     def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
         """Return the same for each replica of which anything is known, in order of id."""

@@ -34,23 +34,22 @@ class PagedCaches:
 
     def lengths(self, blocks: Blocks) -> Iterator[tuple[int, int]]:
         """Yield (replicas as bits, how many of the first blocks they hold), no replica twice, none that holds none."""
-        holders = self._holders
-        left = holders.get(blocks[0], 0) if blocks else 0
-        depth = 1
-        for depth in range(1, len(blocks)):
+        holders_of = self._holders.get
+        depth, left = 0, 0
+        for block in blocks:
+            # Tails leave first: whoever holds a block holds all before it.
+            still = holders_of(block, 0)
+            if still != left:
+                if depth:
+                    yield left & ~still, depth
+                left = still
             if left & (left - 1) == 0:
                 break
-            still = left & holders.get(blocks[depth], 0)
-            if still != left:
-                yield left & ~still, depth
-                left = still
-        else:
-            depth = len(blocks)
-        if not left:
-            return
-        if left & (left - 1) == 0:
-            depth = self._caches[left.bit_length() - 1].held(blocks, depth)
-        yield left, depth
+            depth += 1
+        if left:
+            if depth < len(blocks):
+                depth = self._caches[left.bit_length() - 1].held(blocks, depth + 1)
+            yield left, depth
 
 
 class PagedCache:

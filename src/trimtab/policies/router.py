@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.columns import HeldColumns
 from trimtab.core.decision import (
     FleetView,
     Held,
@@ -22,6 +21,7 @@ from trimtab.core.decision import (
     with_chosen,
     with_holdings,
 )
+from trimtab.core.holdings import HeldColumns
 from trimtab.core.kv_blocks import KvBatch, KvBlocks, KvNews, KvRemoved
 from trimtab.core.ports import RequestFacts
 from trimtab.core.prefix import PrefixIndex

@@ -53,6 +53,7 @@ from trimtab.policies.routing_many import (
     scores_of,
 )
 from trimtab.policies.routing_outcome import Bounds, Outcome
+from trimtab.policies.routing_quick import prefix_affine_quick
 from trimtab.policies.routing_terms import (
     LOAD_BOUND,
     MIN_MATCH_TOKENS,
@@ -130,7 +131,9 @@ class PrefixAffine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if outcome is None and len(view.columns.ids) <= FEW_MAX:
             outcome = prefix_affine_few(Few(view, request), bounds)
         elif outcome is None:
-            outcome = prefix_affine_many(Many(view, request), bounds)
+            outcome = prefix_affine_quick(view, request, bounds)
+            if outcome is None:
+                outcome = prefix_affine_many(Many(view, request), bounds)
         if request.key_mismatch and outcome.winner is not None:
             outcome = msgspec.structs.replace(outcome, reason=RouteReason.ROUTER_KEY_MISMATCH)
         return _decision(self.name, view, request, outcome, bounds, self.judged)
@@ -181,8 +184,8 @@ def _decision(
     judged: Callable[[Few, int], Judged],
 ) -> RoutingDecision:
     """Return the decision, if asked with every candidate, or of a large fleet with those that matter most."""
-    reason = _FEW[outcome.eligible] if outcome.eligible < 2 else outcome.reason
-    winner, ids = outcome.winner, view.columns.ids
+    ids, holdings = view.columns.ids, request.holdings
+    replica = None if outcome.winner is None else ids[outcome.winner]
     candidates: tuple[Candidate, ...] = ()
     if request.explained:
         candidates = _candidates(view, request, outcome, by, judged)
@@ -192,12 +195,12 @@ def _decision(
         request_id=request.request_id,
         at_s=view.at_s,
         policy=policy,
-        replica=None if winner is None else ids[winner],
-        reason=reason,
+        replica=replica,
+        reason=_FEW[outcome.eligible] if outcome.eligible < 2 else outcome.reason,
         candidates=candidates,
         omitted=len(ids) - len(candidates),
-        predicted_cached_tokens=0 if winner is None else request.held_by(ids[winner]),
-        held_best_tokens=request.holdings.best,
+        predicted_cached_tokens=0 if replica is None else holdings.by(replica),
+        held_best_tokens=holdings.best,
         sequence=view.sequence,
     )
 
@@ -209,25 +212,27 @@ def _candidates(
     by: Bounds | CostModel | None,
     judged: Callable[[Few, int], Judged],
 ) -> tuple[Candidate, ...]:
-    few = Few(view, request)
+    places = _kept(view, request, outcome, by)
+    few = Few(view, request, places)
     able = set(few.able)
     cost = by.cost if isinstance(by, Bounds) else by
     made = []
-    for at in _kept(view, request, outcome, by):
+    for at, place in enumerate(places):
         is_able = at in able
         terms, score = judged(few, at) if is_able else ({}, None)
         held = few.credible(at, by) if is_able and isinstance(by, Bounds) else few.held[at]
+        load = few.prefill[at] + few.decode[at]
+        if is_able and cost is not None:
+            load = few.load(at, cost)
         excluded = None
         if not is_able:
             excluded = Exclusion.OTHER_ARM if few.ready[at] else Exclusion.NOT_READY
-        elif outcome.is_over(at):
+        elif outcome.is_over(place, load, held):
             excluded = Exclusion.OVER_LOAD_BOUND
         made.append(
             Candidate(
                 replica=few.ids[at],
-                load_tokens=few.prefill[at] + few.decode[at]
-                if cost is None or not is_able
-                else few.load(at, cost),
+                load_tokens=load,
                 held_tokens=int(held),
                 excluded=excluded,
                 terms=terms,
@@ -248,16 +253,30 @@ def _kept(
     half = CANDIDATES_KEPT // 2
     if by is not None:
         many = Many(view, request)
-        scores = scores_of(many, by) if isinstance(by, Bounds) else load_tokens(columns, by)
-        able = np.where(many.able, scores, np.inf)
-        kept.update(np.argpartition(able, half)[:half].tolist())
-    if request.holdings.best:
-        held = request.holdings.over(columns)[0]
-        holders = held.nonzero()[0]
-        if holders.size > half:
-            holders = holders[np.argpartition(-held[holders], half)[:half]]
-        kept.update(holders.tolist())
+        scores = outcome.scores
+        if scores is None:
+            scores = scores_of(many, by) if isinstance(by, Bounds) else load_tokens(columns, by)
+        kept.update(np.argpartition(many.masked(scores), half)[:half].tolist())
+    kept.update(_holders(view, request, half))
     return sorted(kept)
+
+
+def _holders(view: FleetView, request: RouteRequest, most: int) -> list[int]:
+    """Return where the replicas that hold most of the prompt stand, so many at most."""
+    holdings, found = request.holdings, list[int]()
+    matches = holdings.matches(view.columns, 1)
+    if matches is None:
+        held = holdings.over(view.columns)[0]
+        holders = held.nonzero()[0]
+        if holders.size > most:
+            holders = holders[np.argpartition(-held[holders], most)[:most]]
+        found += holders.tolist()
+        return found
+    for match in reversed(matches):
+        if len(found) >= most:
+            break
+        found += match.places()[: most - len(found)]
+    return found
 
 
 Policy = RoundRobin | LeastLoaded | PrefixAffine | PrefixHome

@@ -3,6 +3,7 @@
 Up to FEW_MAX replicas this is faster than columns, and it is the same law: what it chooses, columns choose too.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import xxhash
@@ -23,27 +24,30 @@ FEW_MAX: Final = 8
 
 
 class Few:
-    """One request and the replicas of a view, in order of id, as lists."""
+    """One request and the replicas of a view, or some of them, in order of id, as lists."""
 
-    def __init__(self, view: FleetView, request: RouteRequest) -> None:
+    def __init__(
+        self, view: FleetView, request: RouteRequest, among: Sequence[int] | None = None
+    ) -> None:
+        """Take the replicas at the places `among`, or all."""
         columns = view.columns
-        self.ids = columns.ids
         self.columns, self.request = columns, request
-        rows: list[list[float]] = columns.block.tolist()
+        some = slice(None) if among is None else list(among)
+        rows: list[list[float]] = columns.block[:, some].tolist()
         self.running, self.waiting, self.prefill, self.decode, self.kv = rows[:5]
-        self.slots: list[float] = columns.slots.tolist()
-        self.ready: list[bool] = columns.ready.tolist()
+        self.slots: list[float] = columns.slots[some].tolist()
+        self.ready: list[bool] = columns.ready[some].tolist()
+        self.ids = columns.ids if among is None else tuple(columns.ids[at] for at in among)
         allowed = request.allowed
         self.able = [
             at
             for at, ready in enumerate(self.ready)
             if ready and (allowed is None or self.ids[at] in allowed)
         ]
-        preferred = request.preferred
+        preferred, holdings = request.preferred, request.holdings
         self.preferred = [id_ in preferred for id_ in self.ids] if preferred else []
-        held, displaced = request.holdings.over(columns)
-        self.held: list[float] = held.tolist()
-        self.displaced: list[float] = displaced.tolist()
+        self.held: list[float] = [holdings.by(id_) for id_ in self.ids]
+        self.displaced: list[float] = [holdings.displaced_by(id_) for id_ in self.ids]
 
     def load(self, at: int, cost: CostModel) -> float:
         """Return one replica's load in tokens of prefill."""

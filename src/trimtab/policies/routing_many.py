@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from trimtab.core.columns import Flags, FleetColumns, Floats
+from trimtab.core.columns import Flags, FleetColumns, Floats, Rows
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import FleetView, RouteReason, RouteRequest
 from trimtab.policies.routing_outcome import Bounds, Outcome, reason_of
@@ -63,12 +63,15 @@ class Many:
         close = scores <= least + EQUAL_MS
         if np.count_nonzero(close) == 1:
             return int(close.argmax())
-        ties = close.nonzero()[0]
+        return self.settled(close.nonzero()[0], loads)
+
+    def settled(self, ties: NDArray[np.intp], loads: Floats) -> int:
+        """Return the best of several with equal scores, by their places; there is at least one."""
         if self.request.preferred and self.preferred[ties].any():
             ties = ties[self.preferred[ties]]
         if ties.size > 1:
             values = loads[ties]
-            ties = ties[values <= values.min() + EQUAL_MS]
+            ties = ties[values <= _min(values) + EQUAL_MS]
         if ties.size == 1:
             return int(ties[0])
         key = self.request.session or self.request.request_id
@@ -158,10 +161,7 @@ def _over(
 ) -> Flags | None:
     """Return who is over the bound, None for nobody; of those that may not serve it says nothing."""
     columns, request = many.columns, many.request
-    alike = columns.of_slots("alike", None, _alike)
-    slots = alike[0] if alike.size else columns.slots[many.able.argmax()]
-    weight = decode_weight(float(slots), bounds.cost)
-    trivial = request.prompt_tokens + weight * request.output_tokens_expected
+    trivial = trivial_tokens(columns, many.able, request, bounds)
     # Uncached cost here less uncached cost anywhere: what is held here makes room for load.
     over: Flags
     if held is None:
@@ -178,6 +178,17 @@ def _over(
     if by_kv is not None:
         over |= by_kv
     return over if _any(over) else None
+
+
+def trivial_tokens(
+    columns: FleetColumns, able: Flags, request: RouteRequest, bounds: Bounds
+) -> float:
+    """Return what the request alone is as a load; whoever has less may always take it. At least one may serve."""
+    alike = columns.of_slots("alike", None, _alike)
+    slots = alike.item(0) if alike.size else columns.slots.item(int(able.argmax()))
+    return (
+        request.prompt_tokens + decode_weight(slots, bounds.cost) * request.output_tokens_expected
+    )
 
 
 def kv_over(load_bound: float, shares: Floats, able: Flags) -> Flags | None:
@@ -197,7 +208,7 @@ def scores_of(many: Many, bounds: Bounds) -> Floats:
 def _swept(many: Many, bounds: Bounds, held: Floats | None) -> tuple[Floats, Floats]:
     """Return loads in tokens, and the sums of the terms but for what is equal for all replicas."""
     cost, columns, request = bounds.cost, many.columns, many.request
-    loads, waits, batches = columns.of_work(cost, Work(cost))
+    loads, waits, batches = columns.of_work(cost, Work)
     scores = batches * (cost.step_ms_per_stream * max(0.0, request.output_tokens_expected))
     scores += waits
     if held is not None:
@@ -222,10 +233,16 @@ class Work(msgspec.Struct, frozen=True):
 
     cost: CostModel
 
-    def whole(self, columns: FleetColumns) -> Floats:
+    def whole(self, columns: FleetColumns) -> Rows:
         """Return the three rows over all replicas."""
-        batch = np.maximum(1.0, np.minimum(columns.running + 1.0, columns.slots))
-        return np.array((load_tokens(columns, self.cost), wait_ms(columns, self.cost), batch))
+        load, wait, batch = rows = tuple(np.empty((3, len(columns.ids))))
+        np.multiply(columns.decode, decode_weights(columns, self.cost), out=load)
+        np.add(load, columns.prefill, out=load)
+        wait_ms(columns, self.cost, out=wait)
+        np.add(columns.running, 1.0, out=batch)
+        np.minimum(batch, columns.slots, out=batch)
+        np.maximum(batch, 1.0, out=batch)
+        return rows
 
     def one(
         self, running: float, waiting: float, prefill: float, decode: float, slots: float
@@ -244,9 +261,9 @@ def load_tokens(columns: FleetColumns, cost: CostModel) -> Floats:
     return loads
 
 
-def wait_ms(columns: FleetColumns, cost: CostModel) -> Floats:
-    """Return the predicted milliseconds before a new request's prefill begins, for each replica."""
-    queued: Floats = columns.prefill * cost.prefill_ms_per_token
+def wait_ms(columns: FleetColumns, cost: CostModel, out: Floats | None = None) -> Floats:
+    """Return the predicted milliseconds before a new request's prefill begins, for each replica, in `out` if given."""
+    queued: Floats = np.multiply(columns.prefill, cost.prefill_ms_per_token, out=out)
     full = (columns.running + columns.waiting >= columns.slots).nonzero()[0]
     if full.size:
         queued[full] += _full_ms(columns, cost, full)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 import numpy as np
 
-from trimtab.core.columns import Flags
+from trimtab.core.columns import Flags, Floats
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import RouteReason
 
@@ -23,16 +23,38 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     replicate_at: float
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """The bound on load of one decision, in tokens: `trivial` is the request alone, `bound` comes from the mean."""
+
+    trivial: float
+    bound: float
+
+    def exceeded(self, load: float, held: float) -> bool:
+        """Return whether a replica with a load that holds so much of the prompt is over the bound."""
+        if not held:
+            return load > max(self.trivial, self.bound)
+        if self.bound >= self.trivial:
+            return load - held > self.bound
+        return load > max(self.trivial, self.bound + held)
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice over replicas in order of id. `over`: places of those over the load bound, or a flag for each."""
+    """A choice over replicas in order of id. `over`: places of those over the load bound, or a flag for each.
+
+    Where `limit` is given, it says that instead. `scores`: what was compared, if it is kept.
+    """
 
     winner: int | None
     eligible: int
     reason: RouteReason = RouteReason.LEAST_LOADED
     over: Collection[int] | Flags = ()
+    limit: Limit | None = None
+    scores: Floats | None = None
 
-    def is_over(self, at: int) -> bool:
-        """Return whether the replica at a place was over the bound."""
+    def is_over(self, at: int, load: float, held: float) -> bool:
+        """Return whether the replica at a place, with this load, was over the bound."""
+        if self.limit is not None:
+            return self.limit.exceeded(load, held)
         return bool(self.over[at]) if isinstance(self.over, np.ndarray) else at in self.over
 
 
