@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ from trimtab.runtime.supervisor import System
 from trimtab.runtime.tune_plan import TunePlan, make_workload
 from trimtab.workloads.base import PlannedRequest, Workload
 from trimtab.workloads.recorded import Recorded, read_recorded
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from bench.asked import explained
 
 CALIBRATE_S = 4.0
 GAP_S = 30.0
@@ -358,6 +362,8 @@ def half_of(without: Sequence[float]) -> float | None:
 
 def main() -> None:
     """Do the step that is asked for."""
+    if explained(__doc__):
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", choices=["record", "gather", "score"])
     parser.add_argument("folder", type=Path)

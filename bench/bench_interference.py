@@ -16,6 +16,8 @@ The longest gap of a stream is between two pieces of its answer, as the gateway 
 arm. Arms: `mixed N`: two mixed replicas of chunk N; `conditional`, `always remote`, `always local`: one replica
 decodes, the other prefills (chunk 64 both), and the prompt is prefilled where predicted, there, or here.
 
+Without arguments: a short round of two arms with one long prompt, in a file that is not kept, and its score.
+
 `score` compares arms within each round: the ratio's geometric mean over rounds with a 95% t interval of its logarithm;
 then the aims: met, not met, or inside the interval, which tells neither.
 """
@@ -62,7 +64,7 @@ from trimtab.workloads.base import (
 from trimtab.workloads.words import WORDS
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from bench.interference_score import CHAT, DEFAULT, LONG, Row, p99, rows_of, score
+from bench.interference_score import CHAT, CONDITIONAL, DEFAULT, LONG, Row, p99, rows_of, score
 
 WARM: Final = "warm"
 CHAT_TOKENS, LONG_TOKENS = 60, 16
@@ -70,7 +72,7 @@ WARM_TOKENS: Final = 8
 FIRST_LONG_S: Final = 2.0
 MIXED: Final = {"mixed 2048": 2048, "mixed 512": 512, "mixed 128": 128, "mixed 64": 64}
 ROLES: Final = {
-    "conditional": PlaceRule.PREDICTED,
+    CONDITIONAL: PlaceRule.PREDICTED,
     "always remote": PlaceRule.REMOTE,
     "always local": PlaceRule.LOCAL,
 }
@@ -296,7 +298,15 @@ async def run(args: argparse.Namespace) -> None:
         print(arm, f"gap p99 {p99(row['gap_ms'][CHAT]):.0f} ms", file=sys.stderr)
 
 
-def main() -> None:
+def short_round() -> None:
+    """Run the least that shows a difference, about a minute and a half, and score it."""
+    with tempfile.TemporaryDirectory() as name:
+        file = str(Path(name) / "round.jsonl")
+        asked("run", file, "--longs", "1", "--arms", DEFAULT, CONDITIONAL)
+        asked("score", file)
+
+
+def asked(*words: str) -> None:
     """Run one of the two commands."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
@@ -312,8 +322,16 @@ def main() -> None:
     scoring = commands.add_parser("score")
     scoring.add_argument("file", type=Path, nargs="+")
     scoring.set_defaults(run=lambda args: score(args.file))
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     args.run(args)
+
+
+def main() -> None:
+    """Do what is asked for, else the short round."""
+    if len(sys.argv) > 1:
+        asked(*sys.argv[1:])
+    else:
+        short_round()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ from trimtab.sim.run import SimResult, simulate
 from trimtab.sim.scenario import parse_scenario
 from trimtab.sim.sections import Scenario
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from bench.asked import explained
+
 GRID: Final = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625)
 POLICY: Final = "prefix_affine"
 WARM_S: Final = 60.0
@@ -235,6 +238,8 @@ def said(values: Sequence[float], digits: int) -> str:
 
 def main() -> None:
     """Print a line of a table for each load and size of fleet."""
+    if explained(__doc__):
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--workers", default="4,16,64")

@@ -9,6 +9,7 @@ the bare parser only makes samples of the text. Interleaved, in processor time o
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from trimtab.engines.served import read_sample
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from bench.asked import explained
 
 
 def grown(text: str, size: int) -> str:
@@ -43,6 +47,8 @@ def parse(text: str) -> int:
 
 def main() -> None:
     """Read, time and print."""
+    if explained(__doc__):
+        return
     asked = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -99,6 +99,9 @@ def main() -> None:
         return
     rates = sorted(kernel_rate() for _ in range(5))
     print(f"kernel: {rates[2]:,.0f} events per second, median of 5", flush=True)
+    if not arguments:
+        print("No fleet is simulated without SCENARIO.toml and TRACE.")
+        return
     for replicas in [int(each) for each in arguments[2:]] or SIZES:
         command = [sys.executable, __file__, "--one", *arguments[:2], str(replicas)]
         found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

@@ -231,6 +231,7 @@ async def prefilled(transfer: NixlTransfer, source: Running, what: dict[str, Any
             prompt_tokens=PROMPT_TOKENS_MIN,
         ),
         view(source, Role.PREFILL),
+        holds=lambda: None,
     )
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handover_kit import DECODE, LONG, NOTHING, PREFILL, Pair, long_body, right_text, text_of
-from harness import until
+from harness import COST, Reply, until
 from slot_engine import SlotState
 
 from trimtab.core.config_handover import PlaceRule
@@ -201,25 +202,30 @@ async def test_prompt_that_begins_like_an_earlier_one_computes_its_tail_only(
     )
 
 
+async def passing(pair: Pair, long: dict[str, Any], short: dict[str, Any]) -> tuple[Reply, Reply]:
+    """Have a short prompt computed while a long one has its turn, and return what both got."""
+    may_save = asyncio.Event()
+    save = pair.prefill._save
+
+    async def held(slot: SlotState, path: Path) -> bytes:
+        await may_save.wait()
+        return await save(slot, path)
+
+    pair.prefill._save = held  # type: ignore[method-assign]
+    first = asyncio.create_task(pair.post(long))
+    await until(lambda: len(pair.prefill.computed) == 1)
+    second = asyncio.create_task(pair.post(short))
+    # The long one's turn has not ended: its slot is not saved.
+    await until(lambda: len(pair.prefill.computed) == 2)
+    may_save.set()
+    return await first, await second
+
+
 async def test_short_prompt_passes_a_long_one_in_the_first_slot(tmp_path: Path) -> None:
     """It does not wait for the long one's turn to end, and both are handed over whole."""
     long, short = long_body("long", words=1200), long_body("short", words=100)
-    may_save = asyncio.Event()
     async with Pair(tmp_path) as pair:
-        save = pair.prefill._save
-
-        async def held(slot: SlotState, path: Path) -> bytes:
-            await may_save.wait()
-            return await save(slot, path)
-
-        pair.prefill._save = held  # type: ignore[method-assign]
-        first = asyncio.create_task(pair.post(long))
-        await until(lambda: len(pair.prefill.computed) == 1)
-        second = asyncio.create_task(pair.post(short))
-        # The long one's turn has not ended: its slot is not saved.
-        await until(lambda: len(pair.prefill.computed) == 2)
-        may_save.set()
-        replies = (await first, await second)
+        replies = await passing(pair, long, short)
         await pair.record(of=2)
         told, left = pair.told, pair.left_over
     slots = [one.json["id_slot"] for one in pair.prefill.requests if b"id_slot" in one.body]
@@ -227,6 +233,24 @@ async def test_short_prompt_passes_a_long_one_in_the_first_slot(tmp_path: Path) 
     assert slots == [1, 0]
     assert {one.outcome for one in told} == {HandOverOutcome.DELIVERED}
     assert left == NOTHING
+
+
+async def test_prompt_that_only_passed_is_not_believed_to_be_held_where_it_was_computed(
+    tmp_path: Path,
+) -> None:
+    """The next to pass overwrites its slot. What was computed in its turn is held, and is not computed again."""
+    long, short = long_body("long", words=1200), long_body("short", words=100)
+    async with Pair(tmp_path) as pair:
+        await passing(pair, long, short)
+        for body in (short, long):
+            await pair.post(body)
+        await pair.record(of=4)
+        scores = [one.prefill for one in pair.served[2:]]
+    again = [one.decision.remote.terms["prefill"] for one in scores if one and one.decision.remote]
+    of_all = [COST.prefill_ms(words) for words in (100, 1200)]
+    assert len(again) == 2
+    assert again[0] > 0.5 * of_all[0]
+    assert again[1] < 0.1 * of_all[1]
 
 
 async def test_link_is_learned_from_what_was_moved(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ class Rig:
             blocks=(),
             prompt_tokens=WORDS,
         )
-        return await self.transfer.prefill(what, view(self.prefill, "p", kv))
+        source = view(self.prefill, "p", kv)
+        return await self.transfer.prefill(what, source, holds=lambda: None)
 
 
 def view(server: FakeNixl, name: str, kv: float | None = None) -> ReplicaView:

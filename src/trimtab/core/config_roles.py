@@ -64,17 +64,17 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_high: Annotated[
         float, Meta(gt=0, le=1, description="Share of KV from which the decode side is full.")
     ] = 0.90
-    long_share_min: Annotated[
+    gain_min: Annotated[
         float,
-        Meta(ge=0, description="Replicas kept at work by long prompts from which one is worth it."),
-    ] = 1.0
-    work_low: Annotated[
-        float,
-        Meta(ge=0, le=1, description="Busy share below which prefill replicas have little to do."),
-    ] = 0.30
+        Meta(
+            ge=0,
+            le=1,
+            description="Part of a replica that decode must be predicted to gain by a move.",
+        ),
+    ] = 0.10
     work_high: Annotated[
         float, Meta(gt=0, le=1, description="Busy share from which another may come.")
-    ] = 0.60
+    ] = 0.70
     changes_per_hour: Annotated[
         float, Meta(gt=0, description="Most changes a replica and hour, mean over all replicas.")
     ] = 2.0

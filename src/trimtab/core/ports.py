@@ -3,7 +3,7 @@
 The contracts are written here once; implementations do not repeat them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -231,8 +231,13 @@ class KvTransfer(Protocol):
     parcel and exactly one `release` a delivery, whatever happened between; neither raises.
     """
 
-    async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
-        """Have the prompt computed on `source` and its KV made ready there."""
+    async def prefill(
+        self, what: Prefill, source: ReplicaView, *, holds: Callable[[], None]
+    ) -> Parcel:
+        """Have the prompt computed on `source` and its KV made ready there.
+
+        `holds` is called once, when it is begun where its blocks stay for later prompts; never for what passes.
+        """
         ...
 
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:

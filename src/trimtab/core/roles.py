@@ -51,7 +51,9 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
     `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
     `local_work`, `ahead_work`: replicas that long prompts kept at work lately, on the decode side and sent ahead.
-    `transfer_ms_p90`: None where nothing was handed over, which freezes nothing.
+    `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take.
+    `transfer_ms_p90`, `ahead_ms_p90`: of hand-overs, and of computing the prompts that were sent ahead; None where
+    nothing was, which freezes nothing.
     """
 
     at_s: float
@@ -66,8 +68,10 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     kv_used_share: float | None
     preemptions: int | None
     local_work: float | None
-    ahead_work: float | None = 0.0
+    ahead_work: float | None
+    lost_share: float | None
     transfer_ms_p90: float | None = None
+    ahead_ms_p90: float | None = None
 
 
 class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):

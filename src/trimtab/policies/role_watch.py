@@ -43,11 +43,17 @@ class RoleSides(msgspec.Struct, frozen=True, kw_only=True):
 class RoleWatch:
     """Collects what one tick sees. Times are seconds of one clock."""
 
-    def __init__(self, targets: RoleTargets, window_s: float) -> None:
+    def __init__(self, targets: RoleTargets, window_s: float, lasts_s: float) -> None:
+        """Take the window of percentiles; `lasts_s`: how long a move lasts at least, the window of work if longer.
+
+        A few long prompts are much of a short window's work, and no reason for what cannot be undone for longer.
+        """
         self._targets = targets
         self._window_s = window_s
+        self._work_window_s = max(window_s, lasts_s)
         self._ttft: Kept = deque()
         self._tpot: Kept = deque()
+        self._answers: Kept = deque()
         self._transfers: Kept = deque()
         self._here: Kept = deque()
         self._ahead: Kept = deque()
@@ -59,6 +65,7 @@ class RoleWatch:
     def ended(self, now_s: float, tpot_ms: float) -> None:
         """Take in the end of an answer of more than one token."""
         self._tpot.append((now_s, tpot_ms))
+        self._answers.append((now_s, tpot_ms))
 
     def moved(self, now_s: float, ms: float) -> None:
         """Take in a hand-over that arrived, from its set-up to its last byte."""
@@ -68,12 +75,18 @@ class RoleWatch:
         """Take in a prompt longer than a chunk. `work_ms`: to compute it; `ahead`: on a prefill replica."""
         (self._ahead if ahead else self._here).append((now_s, work_ms))
 
-    def seen(self, now_s: float, sides: RoleSides, *, since_s: float = 0.0) -> RolesSeen:
-        """Return what a tick sees. `since_s`: when watching began, before which nothing is known."""
-        for kept in (self._ttft, self._tpot, self._transfers, self._here, self._ahead):
-            while kept and kept[0][0] <= now_s - self._window_s:
-                kept.popleft()
-        length_s = min(self._window_s, now_s - since_s)
+    def seen(
+        self, now_s: float, sides: RoleSides, *, tpot_idle_ms: float | None, since_s: float = 0.0
+    ) -> RolesSeen:
+        """Return what a tick sees. `since_s`: when watching began, before which nothing is known.
+
+        `tpot_idle_ms`: time per token of a stream that is alone on a replica, None where no cost is known.
+        """
+        for kept in (self._ttft, self._tpot, self._transfers):
+            _drop(kept, now_s - self._window_s)
+        for kept in (self._answers, self._here, self._ahead):
+            _drop(kept, now_s - self._work_window_s)
+        length_s = min(self._work_window_s, now_s - since_s)
         return RolesSeen(
             at_s=now_s,
             prefill=len(sides.prefill),
@@ -88,7 +101,9 @@ class RoleWatch:
             preemptions=sides.preemptions,
             local_work=_work(self._here, length_s),
             ahead_work=_work(self._ahead, length_s),
+            lost_share=_lost(self._answers, tpot_idle_ms),
             transfer_ms_p90=_p90(self._transfers),
+            ahead_ms_p90=_p90(self._ahead),
         )
 
 
@@ -105,8 +120,21 @@ def chosen(
     return least, Role.PREFILL if to_prefill else Role.DECODE
 
 
+def _drop(kept: Kept, until_s: float) -> None:
+    while kept and kept[0][0] <= until_s:
+        kept.popleft()
+
+
 def _p90(values: Kept) -> float | None:
     return float(np.percentile([value for _, value in values], PERCENTILE)) if values else None
+
+
+def _lost(tpot: Kept, idle_ms: float | None) -> float | None:
+    """Return the part of answers' time beyond that of a stream alone; by the mean, the P90 is of the worst moments."""
+    if idle_ms is None or not tpot:
+        return None
+    mean_ms = sum(ms for _, ms in tpot) / len(tpot)
+    return max(0.0, 1.0 - idle_ms / mean_ms) if mean_ms > 0.0 else None
 
 
 def _work(kept: Kept, length_s: float) -> float | None:

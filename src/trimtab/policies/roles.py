@@ -6,23 +6,31 @@ holds:
     unknown, or a change under way             hold
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
-    decode needs, prefill has little to do     more decode, however late first tokens are (the last one: merge)
-    decode needs, long prompts stall it        more prefill, if its replicas are at work: no want of decode
-    prefill needs, decode stands N / (N - 1)   more prefill, if its replicas are at work (from none: split)
-    decode needs, prefill stands N / (N - 1)   more decode
+    decode needs, and is predicted to gain     more decode, however late first tokens are (the last one: merge)
+    decode needs, and gains by less to stall   more prefill, if its replicas are at work: no want of decode
+    prefill needs, decode stands N / (N - 1)   more prefill, if its replicas are at work
+    anything needs, whole requests everywhere  split, if decode is predicted to gain by it
     both need                                  hold: more replicas are another lever
-Long prompts stall decode where those computed on the decode side keep w of its D replicas at work: TPOT without them on
-one replica fewer is (1 - w / D) * D / (D - 1) of now, which gains from w = 1 on; `long_share_min` is that mark. It
-never leaves more replicas to prefill than to decode.
 
-A replica is taken from a phase only if what is predicted for the rest, s * N / (N - 1), stays below `rest_below`, and
-from prefill only if the work sent there keeps the rest busy for at most `work_high` of the time; another prefill
-replica comes only where those there are busy for as much. Below `work_low` of it they have little to do.
+Prediction. Of D replicas that decode, long prompts keep w at work, short prompts and what a batch adds d; a token takes
+    TPOT = idle * D / (D - w - d),         so that         D - w - d = D * idle / TPOT = D * (1 - lost)
+with `lost` the share of an answer's time beyond that of a stream alone. One replica more that decodes, to which `back`
+replicas' work of long prompts comes with it, is better exactly if back < lost; one fewer that takes `ahead` off it is
+better exactly if ahead > lost. Work that prefill replicas have comes back as far as the rest, N / (N - 1) as busy,
+would be at work for more than now and more than `work_high` of the time: beyond that queues are long, and prompts
+stay. For the same reason no more goes ahead than keeps them at work for that. `gain_min` of a replica must be gained.
+So under overload, where lost nears 1, nothing is split: no replica takes more than one
+replica's work off the others. It never leaves more replicas to prefill than to decode for the sake of decode.
+Work and lost are means over the time that a move lasts, `cooldown_s`, if that is longer than the window.
+
+A replica is taken from decode for late first tokens only if what is predicted for the rest, s * N / (N - 1), stays
+below `rest_below`; another prefill replica comes only where those there are busy for `work_high` of the time.
 A rule must hold for `ticks` ticks in a row, and after a change nothing moves for `cooldown_s` (longer than the time to
 change plus the window), twice as long for each change that took the last one back, up to eight times. No more than
 `changes_per_hour` times the replicas change within an hour, whatever happens.
 
-Transfers that take more than `transfer_high` of the TTFT target move no role: the mark from which prompts travel
+Transfers that take more than `transfer_high` of the TTFT target, and more than half of what computing their prompts
+takes (what is long to move may be much longer to compute), move no role: the mark from which prompts travel
 doubles (`local_factor`, up to eight times, halved again below half of it), and a nearer pair and a lower KV precision
 are proposed.
 
@@ -47,9 +55,9 @@ from trimtab.core.roles import RolesSeen as RolesSeen
 RATIO_MAX: Final = 2.0
 BACK_OFF_MAX: Final = 8.0
 LOCAL_FACTOR_MAX: Final = 8.0
+DEAR_PART: Final = 0.5
+"""Part of the time to compute a prompt up to which moving its KV is no reason to compute it elsewhere."""
 HOUR_S: Final = 3600.0
-FEW_IDLE: Final = 0.5
-"""Part of `work_low` below which the last prefill replica may go: well below where another one would be asked for."""
 
 TRANSFER_ADVICE: Final = (
     RoleAdvice.HIGHER_LOCAL_THRESHOLD,
@@ -61,9 +69,8 @@ TRANSFER_ADVICE: Final = (
 class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the control is told. Times in seconds; shares and ratios from 0.
 
-    `long_share_min`: replicas' worth of long prompts on the decode side from which they are worth a prefill replica.
-    `work_low`, `work_high`: busy share of prefill replicas below which they have little to do, above which they are at
-    work: another may come there, and one may go only if the others stay below it.
+    `gain_min`: part of a replica that decode must be predicted to gain by a move. `work_high`: busy share of prefill
+    replicas from which they are at work, so that another may come there.
     `changes_per_hour`: role changes of a replica, mean over all; `transfer_high`: part of the TTFT target.
     """
 
@@ -71,13 +78,12 @@ class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     act_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.40
     rest_below: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.85
     kv_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
-    long_share_min: Annotated[float, Meta(ge=0.0)] = 1.0
+    gain_min: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.10
     window_s: Annotated[float, Meta(gt=0.0)] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0.0)] = 180.0
     ticks: Annotated[int, Meta(ge=1)] = 3
     samples_min: Annotated[int, Meta(ge=1)] = 10
-    work_low: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.30
-    work_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.60
+    work_high: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.70
     changes_per_hour: Annotated[float, Meta(gt=0.0)] = 2.0
     transfer_high: Annotated[float, Meta(gt=0.0, le=2.0)] = 0.25
 
@@ -160,16 +166,26 @@ def _with_transfers(state: RolesState, seen: RolesSeen, rules: RoleRules) -> Rol
     before, moved_at_s = state.local_factor, state.factored_at_s
     if moved_at_s is not None and seen.at_s - moved_at_s < rules.window_s:
         return state
-    share = None if seen.transfer_ms_p90 is None else seen.transfer_ms_p90 / seen.ttft_target_ms
+    dearness = _dearness(seen, rules)
     factor = before
-    if share is not None and share > rules.transfer_high:
+    if dearness is not None and dearness > 1.0:
         factor = min(LOCAL_FACTOR_MAX, before * 2.0)
-    elif share is None or share < 0.5 * rules.transfer_high:
+    elif dearness is None or dearness < 0.5:
         # With nothing handed over nobody knows: the mark comes down until something travels again.
         factor = max(1.0, before / 2.0)
     if factor == before:
         return state
     return msgspec.structs.replace(state, local_factor=factor, factored_at_s=seen.at_s)
+
+
+def _dearness(seen: RolesSeen, rules: RoleRules) -> float | None:
+    """Return how dear transfers are, above 1 too dear; None where nothing was handed over."""
+    if seen.transfer_ms_p90 is None:
+        return None
+    of_target = seen.transfer_ms_p90 / (rules.transfer_high * seen.ttft_target_ms)
+    if not seen.ahead_ms_p90:
+        return of_target
+    return min(of_target, seen.transfer_ms_p90 / (DEAR_PART * seen.ahead_ms_p90))
 
 
 def _means(state: RolesState) -> tuple[float | None, float | None]:
@@ -191,6 +207,7 @@ def _is_unknown(seen: RolesSeen, rules: RoleRules) -> bool:
         or seen.preemptions is None
         or seen.local_work is None
         or seen.ahead_work is None
+        or seen.lost_share is None
     )
 
 
@@ -199,7 +216,7 @@ def _wanted(
 ) -> tuple[RoleAction, RoleReason]:
     """Return what the rules of cause ask for, before streaks and cool-downs."""
     assert seen.kv_used_share is not None
-    assert seen.local_work is not None
+    assert seen.lost_share is not None
     if seen.moving:
         return RoleAction.HOLD, RoleReason.MOVING
     full = seen.kv_used_share >= rules.kv_high or bool(seen.preemptions)
@@ -213,10 +230,9 @@ def _wanted(
     if seen.prefill == 0:
         # Whole requests: prompts that stall answers show in both phases, and only a split can tell them apart.
         return _split(seen, needs_prefill or needs_decode, rules)
-    if needs_decode and _is_idle(seen, rules):
-        # Prompts are computed beside answers all the same: what prefills has nothing to do and can answer.
-        return _from_idle(seen, rules)
-    stalled = needs_decode and seen.local_work >= rules.long_share_min
+    if needs_decode and seen.lost_share - _comes_back(seen, rules) > rules.gain_min:
+        return _to_decode(seen, needs_prefill=needs_prefill)
+    stalled = needs_decode and _goes_ahead(seen, rules) - seen.lost_share > rules.gain_min
     # Most replicas go on answering: of a few, one that goes over is a large part of those that are left.
     most_decode = seen.decode - 1 >= seen.prefill + 1
     if stalled and most_decode and _is_busy(seen, rules):
@@ -226,7 +242,8 @@ def _wanted(
     if needs_prefill and s_prefill >= s_decode:
         return _more_prefill(seen, s_decode, rules)
     if needs_decode:
-        return _more_decode(seen, s_prefill, rules)
+        # What comes back with a prefill replica would cost answers as much as they gain.
+        return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
     return RoleAction.HOLD, RoleReason.WITHIN_BAND
 
 
@@ -239,12 +256,12 @@ def _merge(seen: RolesSeen, busiest: float, rules: RoleRules) -> tuple[RoleActio
 
 
 def _split(seen: RolesSeen, needs: bool, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
-    assert seen.local_work is not None
+    assert seen.lost_share is not None
     if not needs:
         return RoleAction.HOLD, RoleReason.WITHIN_BAND
     if seen.decode < 2:
         return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
-    if seen.local_work < rules.long_share_min:
+    if _goes_ahead(seen, rules) - seen.lost_share <= rules.gain_min:
         return RoleAction.HOLD, RoleReason.FEW_LONG_PROMPTS
     return RoleAction.SPLIT, RoleReason.PREFILL_NEEDS
 
@@ -262,9 +279,19 @@ def _more_prefill(
     return RoleAction.MORE_PREFILL, RoleReason.PREFILL_NEEDS
 
 
-def _is_idle(seen: RolesSeen, rules: RoleRules) -> bool:
+def _comes_back(seen: RolesSeen, rules: RoleRules) -> float:
+    """Return how many replicas' work of long prompts goes to the decode side with one prefill replica fewer."""
     assert seen.ahead_work is not None
-    return seen.ahead_work < rules.work_low * seen.prefill
+    busy = max(rules.work_high, seen.ahead_work / seen.prefill)
+    return max(0.0, seen.ahead_work - busy * (seen.prefill - 1))
+
+
+def _goes_ahead(seen: RolesSeen, rules: RoleRules) -> float:
+    """Return how many replicas' work of long prompts the decode side gets rid of with one prefill replica more."""
+    assert seen.ahead_work is not None
+    assert seen.local_work is not None
+    room = rules.work_high * (seen.prefill + 1) - seen.ahead_work
+    return max(0.0, min(seen.local_work, room))
 
 
 def _is_busy(seen: RolesSeen, rules: RoleRules) -> bool:
@@ -272,27 +299,13 @@ def _is_busy(seen: RolesSeen, rules: RoleRules) -> bool:
     return seen.ahead_work >= rules.work_high * seen.prefill
 
 
-def _from_idle(seen: RolesSeen, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
-    assert seen.ahead_work is not None
-    if seen.prefill > 1:
-        return RoleAction.MORE_DECODE, RoleReason.PREFILL_IDLE
-    if seen.ahead_work < FEW_IDLE * rules.work_low:
+def _to_decode(seen: RolesSeen, *, needs_prefill: bool) -> tuple[RoleAction, RoleReason]:
+    if seen.prefill == 1:
         return RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS
-    return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
-
-
-def _more_decode(
-    seen: RolesSeen, s_prefill: float, rules: RoleRules
-) -> tuple[RoleAction, RoleReason]:
-    assert seen.ahead_work is not None
-    if seen.prefill < 2:
-        # The last prefill replica may go only where whole requests are fine.
-        return RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE
-    if not _stands(s_prefill, seen.prefill, rules.rest_below):
-        return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
-    if seen.ahead_work > rules.work_high * (seen.prefill - 1):
-        return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
-    return RoleAction.MORE_DECODE, RoleReason.DECODE_NEEDS
+    return (
+        RoleAction.MORE_DECODE,
+        RoleReason.PREFILL_IDLE if needs_prefill else RoleReason.DECODE_NEEDS,
+    )
 
 
 def _stands(ratio: float, replicas: int, below: float) -> bool:

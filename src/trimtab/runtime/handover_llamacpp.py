@@ -103,11 +103,16 @@ class LlamaCppTransfer:
         """Slots of a decode side that are set aside for hand-overs now."""
         return len(self._taken.get(replica, ()))
 
-    async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
+    async def prefill(
+        self, what: Prefill, source: ReplicaView, *, holds: Callable[[], None]
+    ) -> Parcel:
         """See `KvTransfer`."""
         site = self._site(source)
         async with site.turn.taken(what.prompt_tokens, held=what.held_tokens) as lane:
             began_s = self._clock.mono_s()
+            if lane is Lane.MAIN:
+                # The next to pass overwrites the first slot, and no other prompt is computed there.
+                holds()
             slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
             parcel = await self._computed(what, source, slot)
             computed_s = self._clock.mono_s()

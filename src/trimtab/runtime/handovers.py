@@ -260,23 +260,32 @@ class HandOvers:
         ahead = f"{what.request_id} ahead"
         load.prefilled_elsewhere(what.request_id)
         load.admitted(ahead, source.id, prefill_tokens=what.uncached_tokens, decode_tokens=0)
-        index.record(source.id, what.blocks, self._clock.mono_s())
+        is_held = False
+
+        def holds() -> None:
+            nonlocal is_held
+            is_held = True
+            index.record(source.id, what.blocks, self._clock.mono_s())
+
         try:
-            passage.parcel = await self._prefilled(passage, what)
+            passage.parcel = await self._prefilled(passage, what, holds)
             await self._take(place, passage)
             await self._deliver(passage, passage.parcel)
         finally:
             load.finished(ahead)
-            index.finished(source.id, what.blocks)
+            if is_held:
+                index.finished(source.id, what.blocks)
 
-    async def _prefilled(self, passage: Passage, what: Prefill) -> Parcel:
+    async def _prefilled(
+        self, passage: Passage, what: Prefill, holds: Callable[[], None]
+    ) -> Parcel:
         source, outcome = passage.source, Outcome.NEUTRAL
         self._guard.sent(source.id, self._clock.mono_s())
         self.pool.computing(source.id, what.request_id, what.uncached_tokens)
         try:
             parcel = await _within(
                 self._config.prefill_timeout_s,
-                passage.transfer.prefill(what, source),
+                passage.transfer.prefill(what, source, holds=holds),
                 f"the prefill on {source.id}",
             )
             outcome = Outcome.OK

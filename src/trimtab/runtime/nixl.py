@@ -10,6 +10,7 @@ What was moved, and how fast, only the decode server knows: it counts on its pag
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -92,8 +93,10 @@ class NixlTransfer:
             for key in [key for key, expires_s in kept.items() if expires_s <= now_s]:
                 del kept[key]
 
-    async def prefill(self, what: Prefill, source: ReplicaView) -> Parcel:
-        """See `KvTransfer`. The answer's one token is thrown away."""
+    async def prefill(
+        self, what: Prefill, source: ReplicaView, *, holds: Callable[[], None]
+    ) -> Parcel:
+        """See `KvTransfer`. The answer's one token is thrown away; its blocks stay in the server's cache."""
         if (stay := stays(what.body)) is not None:
             raise HandOverError(HandOverCause.PREFILL_REFUSED, f"it cannot travel: {stay.value}")
         used = source.kv_used_share
@@ -102,6 +105,7 @@ class NixlTransfer:
                 HandOverCause.NO_ROOM_FOR_PARCEL,
                 f"{source.id} uses {used:.0%} of its KV, some of it for parcels that nobody has fetched",
             )
+        holds()
         began_s = self._clock.mono_s()
         answer = await self._ask(what, source)
         ended_s = self._clock.mono_s()

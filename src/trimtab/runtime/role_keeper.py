@@ -132,7 +132,7 @@ class RoleKeeper:
 
     def _new_watch(self) -> RoleWatch:
         targets = RoleTargets(ttft_ms=self.config.ttft_ms, tpot_ms=self.config.tpot_ms)
-        return RoleWatch(targets, self.config.window_s)
+        return RoleWatch(targets, self.config.window_s, self.config.cooldown_s)
 
     def revision_for(self, role: Role) -> Revision:
         """Return what a replica of a role runs."""
@@ -176,7 +176,8 @@ class RoleKeeper:
         if self._since_s is None:
             self._since_s = now_s
         sides = self._sides()
-        seen = self._watch.seen(now_s, sides, since_s=self._since_s)
+        idle_ms = self._parts.cost().step_ms(1.0)
+        seen = self._watch.seen(now_s, sides, tpot_idle_ms=idle_ms, since_s=self._since_s)
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
         if held:
@@ -276,4 +277,5 @@ class RoleKeeper:
 
 def _watched(config: RolesConfig) -> tuple[object, ...]:
     """Return what a watch hangs on: with another of these it starts anew."""
-    return config.mode, config.window_s, config.ttft_ms, config.tpot_ms
+    windows = (config.window_s, config.cooldown_s)
+    return config.mode, *windows, config.ttft_ms, config.tpot_ms

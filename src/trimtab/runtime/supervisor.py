@@ -20,7 +20,7 @@ from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.prefix import BlockHasher, PrefixIndex
 from trimtab.core.revision import Revision
 from trimtab.core.traffic import TrafficPlan
-from trimtab.core.types import ReplicaState
+from trimtab.core.types import ReplicaState, Role
 from trimtab.diagnosis.names import FleetFacts
 from trimtab.engines.llamacpp import NAME as LLAMACPP
 from trimtab.engines.llamacpp import LlamaCppFormat
@@ -368,17 +368,19 @@ class System(Recent):
         )
         is_new = info.state is ReplicaState.READY and not info.kv_kept
         if before is None or (is_new and before is not ReplicaState.DRAINING):
-            self._forget_prefixes(info)
+            self.router.forget(info.id)
             if before is not None:
                 self.gateway.guard.forget(info.id, self.clock.mono_s())
+        self._set_slots(info)
         if self.attached is not None:
             self.attached.changed(info)
 
-    def _forget_prefixes(self, info: ReplicaInfo) -> None:
-        """Believe nothing of a replica's cache; llama.cpp keeps it by slots, other engines by blocks."""
-        self.router.forget(info.id)
+    def _set_slots(self, info: ReplicaInfo) -> None:
+        """Say how a replica keeps its cache: llama.cpp by slots, other engines by blocks, which is not said."""
         if info.revision.engine == LLAMACPP:
-            self.index.set_slots(info.id, info.revision.slots)
+            # Where prompts are prefilled for others, what passes has a slot that keeps nothing.
+            passes = info.role is Role.PREFILL and info.revision.slots > 1
+            self.index.set_slots(info.id, info.revision.slots - passes)
 
     def forget(self, replica: str) -> None:
         """Drop what is known of a replica that has left the fleet."""

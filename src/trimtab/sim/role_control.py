@@ -33,7 +33,8 @@ class RoleControl:
         self.moves: list[RolesDecision] = []
         self.holds: Counter[str] = Counter()
         targets = RoleTargets(ttft_ms=control_spec.ttft_ms, tpot_ms=control_spec.tpot_ms)
-        self.watch = RoleWatch(targets, control_spec.rules.window_s)
+        rules = control_spec.rules
+        self.watch = RoleWatch(targets, rules.window_s, rules.cooldown_s)
         self._roles = spec
         self._spec = control_spec
         self._gateways = gateways
@@ -69,7 +70,10 @@ class RoleControl:
             kv_used_share=sum(shares) / len(shares) if shares else None,
             preemptions=self._preemptions(replicas),
         )
-        self._state, made = control(self._state, self.watch.seen(now_s, sides), self._spec.rules)
+        cost = self._roles.cost
+        idle_ms = None if cost is None else cost.step_ms(1.0)
+        seen = self.watch.seen(now_s, sides, tpot_idle_ms=idle_ms)
+        self._state, made = control(self._state, seen, self._spec.rules)
         self._set_threshold(made.local_factor)
         if made.action is RoleAction.HOLD:
             self.holds[made.reason.value] += 1

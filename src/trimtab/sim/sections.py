@@ -230,22 +230,18 @@ class RoleControlSection(Strict, frozen=True, kw_only=True, forbid_unknown_field
     kv_high: Annotated[
         float, Meta(gt=0, le=1, description="Share of KV from which decode is full.")
     ] = 0.90
-    long_share_min: Annotated[
-        float,
-        Meta(ge=0, description="Replicas kept at work by long prompts where one is worth it."),
-    ] = 1.0
+    gain_min: Annotated[
+        float, Meta(ge=0, le=1, description="Part of a replica that a move must gain decode.")
+    ] = 0.10
     window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
     cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a move after one.")] = (
         180.0
     )
     ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a move.")] = 3
     samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
-    work_low: Annotated[
-        float, Meta(ge=0, le=1, description="Busy share below which prefill replicas are idle.")
-    ] = 0.30
     work_high: Annotated[
         float, Meta(gt=0, le=1, description="Busy share from which one more may come.")
-    ] = 0.60
+    ] = 0.70
     changes_per_hour: Annotated[
         float, Meta(gt=0, description="Most role changes a replica and hour, mean over all.")
     ] = 2.0

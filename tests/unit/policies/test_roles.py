@@ -15,7 +15,7 @@ from trimtab.policies.roles import (
     control,
 )
 
-RULES = RoleRules(ticks=2, cooldown_s=100.0, window_s=50.0)
+RULES = RoleRules(ticks=2, cooldown_s=100.0, window_s=50.0, work_high=0.6)
 
 
 def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
@@ -34,6 +34,8 @@ def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
         preemptions=0,
         local_work=0.2,
         ahead_work=1.6,
+        lost_share=0.3,
+        ahead_ms_p90=300.0,
     )
     return msgspec.structs.replace(seen, **changes)
 
@@ -65,12 +67,12 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
         ),
         ({"ttft_ms_p90": 900.0, "preemptions": 3}, RoleAction.MORE_DECODE, RoleReason.DECODE_FULL),
         (
-            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6, "decode": 6},
+            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.5, "decode": 6},
             RoleAction.MORE_PREFILL,
             RoleReason.LONG_PROMPTS_STALL,
         ),
         (
-            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.6},
+            {"tpot_ms_p90": 30.0, "local_work": 1.5, "ahead_work": 2.5},
             RoleAction.HOLD,
             RoleReason.REST_TOO_BUSY,
         ),
@@ -85,10 +87,14 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
             RoleReason.FEW_LONG_PROMPTS,
         ),
         ({"tpot_ms_p90": 30.0, "ahead_work": 2.6}, RoleAction.HOLD, RoleReason.REST_TOO_BUSY),
-        ({"ttft_ms_p90": 500.0, "tpot_ms_p90": 38.0}, RoleAction.HOLD, RoleReason.BOTH_NEED),
+        (
+            {"ttft_ms_p90": 500.0, "tpot_ms_p90": 38.0, "ahead_work": 2.6},
+            RoleAction.HOLD,
+            RoleReason.BOTH_NEED,
+        ),
         ({"ttft_ms_p90": 100.0, "tpot_ms_p90": 10.0}, RoleAction.MERGE, RoleReason.BOTH_LOW),
         ({"ttft_ms_p90": 400.0, "decode": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
-        ({"tpot_ms_p90": 30.0, "prefill": 1}, RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE),
+        ({"tpot_ms_p90": 30.0, "prefill": 1}, RoleAction.HOLD, RoleReason.REST_TOO_BUSY),
         (
             {"ttft_ms_p90": 800.0, "decode": 2, "tpot_ms_p90": 20.0},
             RoleAction.HOLD,
@@ -114,6 +120,7 @@ def test_each_cause_moves_roles_its_own_way(
         {"preemptions": None},
         {"local_work": None},
         {"ahead_work": None},
+        {"lost_share": None},
         {"samples": 3},
     ],
 )
@@ -125,7 +132,7 @@ def test_an_unknown_freezes(changes: dict[str, object]) -> None:
 
 def test_whole_requests_are_split_when_long_prompts_keep_a_replica_at_work() -> None:
     """And merged again once both phases are far from their targets."""
-    merged = {"prefill": 0, "decode": 8, "tpot_ms_p90": 30.0}
+    merged = {"prefill": 0, "decode": 8, "tpot_ms_p90": 30.0, "ahead_work": 0.0}
     assert after(**merged, local_work=2.0).action is RoleAction.SPLIT
     few = after(**merged, local_work=0.2)
     assert (few.action, few.reason) == (RoleAction.HOLD, RoleReason.FEW_LONG_PROMPTS)
@@ -133,6 +140,51 @@ def test_whole_requests_are_split_when_long_prompts_keep_a_replica_at_work() -> 
     assert one.action is RoleAction.MERGE
     none = after(prefill=0, decode=8, ttft_ms_p90=80.0, tpot_ms_p90=9.0)
     assert (none.action, none.reason) == (RoleAction.HOLD, RoleReason.BOTH_LOW)
+
+
+@pytest.mark.parametrize(
+    ("lost_share", "action"),
+    [
+        (0.25, RoleAction.MORE_PREFILL),
+        (0.45, RoleAction.MORE_PREFILL),
+        (0.55, RoleAction.HOLD),
+        (0.65, RoleAction.HOLD),
+        (0.75, RoleAction.MERGE),
+        (0.95, RoleAction.MERGE),
+    ],
+)
+def test_replica_goes_where_it_is_predicted_to_help_answers_more(
+    lost_share: float, action: RoleAction
+) -> None:
+    """Prefilling for 0.6 of its time it keeps that much off the answers; by answering it gives what they lose."""
+    made = after(
+        prefill=1,
+        decode=3,
+        tpot_ms_p90=38.0,
+        ttft_ms_p90=500.0,
+        local_work=1.5,
+        ahead_work=0.6,
+        lost_share=lost_share,
+    )
+    assert made.action is action
+
+
+@pytest.mark.parametrize("local_work", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("prefill", [0, 1, 2])
+def test_overloaded_fleet_gives_no_further_replica_to_prefill(
+    prefill: int, local_work: float
+) -> None:
+    """However many long prompts stall answers: a replica takes no more work off others than it can do itself."""
+    made = after(
+        prefill=prefill,
+        decode=8 - prefill,
+        tpot_ms_p90=400.0,
+        ttft_ms_p90=5000.0,
+        local_work=local_work,
+        ahead_work=0.9 * prefill,
+        lost_share=0.95,
+    )
+    assert made.action not in {RoleAction.SPLIT, RoleAction.MORE_PREFILL}
 
 
 def test_merge_that_would_ask_for_a_split_again_is_not_made() -> None:
@@ -156,7 +208,7 @@ def test_nothing_moves_while_cooling_down_and_longer_after_a_move_was_taken_back
     for tick in range(400):
         wants_prefill = len(moves) % 2 == 0
         more = {"ttft_ms_p90": 450.0, "ahead_work": 2.6}
-        values = more if wants_prefill else {"tpot_ms_p90": 34.0}
+        values = more if wants_prefill else {"tpot_ms_p90": 34.0, "lost_share": 0.5}
         state, made = control(state, sees(at_s=10.0 * tick, **values), RULES)
         if made.action is not RoleAction.HOLD:
             moves.append(made.at_s)
@@ -180,7 +232,7 @@ def test_no_more_changes_than_allowed_within_an_hour_whatever_is_asked() -> None
     for tick in range(0, 2 * 3600, 5):
         wants_prefill = len(moves) % 2 == 0
         more = {"ttft_ms_p90": 450.0, "ahead_work": 2.6}
-        values = more if wants_prefill else {"tpot_ms_p90": 34.0}
+        values = more if wants_prefill else {"tpot_ms_p90": 34.0, "lost_share": 0.5}
         state, made = control(state, sees(at_s=float(tick), **values), rules)
         spent += made.reason is RoleReason.CHANGES_SPENT
         if made.action is not RoleAction.HOLD:
@@ -199,6 +251,15 @@ def test_dear_transfers_raise_the_local_mark_step_by_step_and_cheap_ones_lower_i
         assert (made.action, bool(made.advice)) == (RoleAction.HOLD, made.local_factor > 1.0)
     steps = [one for one, _ in itertools.groupby(factors)]
     assert steps == [2.0, 4.0, 8.0, 4.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(("ahead_ms", "factor"), [(1000.0, 1.0), (350.0, 2.0), (None, 2.0)])
+def test_long_transfer_is_not_dear_where_computing_takes_much_longer(
+    ahead_ms: float | None, factor: float
+) -> None:
+    """Prompts of a hundred thousand tokens move for seconds, and would be computed for many times as long."""
+    _, made = control(RolesState(), sees(transfer_ms_p90=200.0, ahead_ms_p90=ahead_ms), RULES)
+    assert made.local_factor == factor
 
 
 def test_nothing_handed_over_lowers_the_local_mark_again_and_freezes_nothing() -> None:

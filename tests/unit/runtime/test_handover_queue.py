@@ -49,7 +49,7 @@ async def test_prompt_counts_on_its_prefill_replica_by_what_that_does_not_hold(
     )
     seen: list[tuple[dict[str, int], float]] = []
 
-    async def prefill(what: Prefill, source: object) -> Parcel:
+    async def prefill(what: Prefill, source: object, *, holds: object) -> Parcel:
         replica = made.load.replica("a")
         assert replica is not None
         seen.append((dict(over.pool._computing["a"]), replica.prefill_tokens_outstanding))
