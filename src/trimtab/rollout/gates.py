@@ -36,6 +36,7 @@ from trimtab.rollout.quality import quality_results
 from trimtab.rollout.rates import measured_outputs
 from trimtab.rollout.saturation import without_saturated
 from trimtab.rollout.trades import with_causes
+from trimtab.rollout.vetoes import VETO_METRICS
 
 __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overall", "spared"]
 
@@ -216,8 +217,12 @@ def _requests(result: GateResult) -> int:
 
 
 def _of_all_traffic(result: GateResult) -> bool:
-    """Whether a result tells how many requests harm was looked for in; a gain adds up over earlier shares."""
-    return result.cut == ALL_TRAFFIC and result.question is not Question.GAIN
+    """Whether a result tells how many requests of all traffic could have shown harm in a cut.
+
+    Not a gain, which adds up over earlier shares, nor what counts other things, as errors and quality do.
+    """
+    is_harm = result.question is not Question.GAIN
+    return result.cut == ALL_TRAFFIC and is_harm and result.metric in VETO_METRICS
 
 
 def _only_for_its_cut(result: GateResult) -> bool:
