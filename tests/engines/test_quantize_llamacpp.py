@@ -57,26 +57,12 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*.gguf")}
 
 
-async def test_eight_bits_lie_within_the_margin_and_the_file_says_what_it_holds(
+async def test_interrupted_walk_goes_on_where_it_was_and_says_what_each_rung_holds(
     tmp_path: Path,
 ) -> None:
-    """The original repeats exactly; Q8_0 passes, is smaller, is timed beside it; nothing else is left lying."""
-    pytest.importorskip("gguf", reason="the gguf package is not installed")
-    found = await walk(tmp_path, "q8_0")
-    original, eight = found.results
-    assert found.repeats_exactly
-    assert original.quality[loss_gate(CODE)].harm == 0.0
-    assert eight.kinds[CODE] is Verdict.PASS
-    assert eight.effective["ffn_down"] == {"q8_0": 30}
-    assert eight.file_bytes < original.file_bytes
-    assert eight.speed is not None
-    assert eight.speed.tpot_ms.n == 2
-    assert found.choice.rung in ("f16", "q8_0")
-    assert files(tmp_path) - {"original-f16.gguf", Path(found.artifact or "").name} == set()
-
-
-async def test_interrupted_walk_goes_on_where_it_was(tmp_path: Path) -> None:
-    """The row of the first sitting stands in the table of the second as it was measured."""
+    """The row of the first sitting stands in the table of the second as it was measured; the original repeats exactly,
+    Q8_0 passes, is smaller and is timed beside it; nothing else is left lying.
+    """
     pytest.importorskip("gguf", reason="the gguf package is not installed")
     with pytest.raises(InterruptedHereError):
         await walk(tmp_path, "q8_0", "q4_0", until="q4_0")
@@ -88,3 +74,18 @@ async def test_interrupted_walk_goes_on_where_it_was(tmp_path: Path) -> None:
     assert found.results[1] == kept["q8_0"]
     assert any("2 of 3 rungs were measured in an earlier sitting" in note for note in found.notes)
     assert not (tmp_path / NAME).exists()
+    check_rungs(found)
+    assert files(tmp_path) - {"original-f16.gguf", Path(found.artifact or "").name} == set()
+
+
+def check_rungs(found: Quantized) -> None:
+    """What was measured of the original and of eight bits, and read back from their files."""
+    original, eight = found.results[:2]
+    assert found.repeats_exactly
+    assert original.quality[loss_gate(CODE)].harm == 0.0
+    assert eight.kinds[CODE] is Verdict.PASS
+    assert eight.effective["ffn_down"] == {"q8_0": 30}
+    assert eight.file_bytes < original.file_bytes
+    assert eight.speed is not None
+    assert eight.speed.tpot_ms.n == 2
+    assert found.choice.rung in {"f16", "q8_0", "q4_0"}

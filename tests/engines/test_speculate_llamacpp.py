@@ -23,7 +23,7 @@ async def test_edits_gain_alone_and_nothing_is_claimed_of_free_text() -> None:
         samples=standard_samples(standard_library(), each=4, seed=1),
         depths=(4, 8),
         batches=(1, 4),
-        temperatures=(0.0, 1.0),
+        temperatures=(0.0,),
         rounds=2,
         loop_s=1.0,
     )

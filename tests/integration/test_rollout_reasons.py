@@ -45,7 +45,9 @@ async def test_a_person_takes_one_cut_out_of_a_lever_that_is_proven(
     """The rest goes on, and the cut stays off the lever once it is adopted."""
     await ask.json("rollout", "propose", str(ask.file), "--start")
     await ask.served.until(state)
-    done = await ask.json("rollout", "disable", NAME, "--slice", "label=question", "--reason", "hurt")
+    done = await ask.json(
+        "rollout", "disable", NAME, "--slice", "label=question", "--reason", "hurt"
+    )
     assert done["steps"] == ["requests of label=question are on the baseline"]
     candidate = ask.served.actuator.plan.candidate
     assert candidate is not None
