@@ -161,7 +161,8 @@ SLOTS = ("--engine", "slots", "--streams", 4, "--kv-tokens", 8192, "--budget-tok
 def test_recorded_requests_of_slots_become_a_replica_that_shares_its_host(tmp_path: Path) -> None:
     """The kind of engine, the host and what replicas take from each other are in the file; it can be simulated."""
     out = tmp_path / "replica.toml"
-    told = run(RECORDED, *SLOTS, "--host", 2, 1, 2, "--fit-share", 1, "--out", out)
+    asked = ("--host", 2, 1, 2, "--fit-share", 1, "--tries", 40)
+    told = run(RECORDED, *SLOTS, *asked, "--out", out)
     assert told.exit_code == 0, told.output
     text = " ".join(told.stdout.split())
     assert "none left to score; 2 replicas" in text

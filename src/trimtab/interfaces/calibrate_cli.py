@@ -249,15 +249,21 @@ def _show(found: Calibration, console: Console) -> None:
     console.print(
         f"[bold]{found.source}[/bold]: fitted on the first {fitted.fitted:,} requests, {rest}; "
         f"{fitted.replicas} replica{'s' if fitted.replicas > 1 else ''}, {fitted.tries} simulations, "
-        f"{fitted.preemptions:,} preemptions simulated",
+        f"{fitted.preemptions:,.0f} preemptions simulated",
         soft_wrap=True,
     )
     cost = fitted.cost
     console.print(cost.formula, soft_wrap=True)
-    if found.limits.host is not None:
+    if fitted.host is not None:
+        host = fitted.host
         console.print(
             f"a request starts after {cost.start_ms:.3g} ms; each other replica at work on the host adds "
-            f"{fitted.contention:.1%} to a step",
+            f"{host.contention:.1%} to a step",
+            soft_wrap=True,
+        )
+        console.print(
+            f"the pace of a replica wanders by {host.unrest_prefill:.1%} in steps with prompts and by "
+            f"{host.unrest_decode:.1%} in decodes alone, over {host.unrest_s:.3g} s",
             soft_wrap=True,
         )
     table = Table(show_edge=False)
@@ -293,6 +299,6 @@ def _toml(found: Calibration) -> str:
         f"Fitted by trimtab calibrate to {found.source}.",
         found.limits,
         fitted.cost,
-        contention=fitted.contention,
+        host=fitted.host,
         regimes=seen,
     )

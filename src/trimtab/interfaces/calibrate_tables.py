@@ -70,7 +70,7 @@ def _words(source: EstimateSource) -> str:
 def priced_toml(priced: Priced) -> str:
     """Return the sections of a scenario; no regime was measured."""
     said = f"Not measured: from {priced.found.cost.source}."
-    return replica_toml(said, priced.limits, priced.found.cost, contention=0.0, regimes=())
+    return replica_toml(said, priced.limits, priced.found.cost, regimes=())
 
 
 def show_priced(priced: Priced, console: Console) -> None:

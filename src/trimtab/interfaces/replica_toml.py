@@ -6,10 +6,16 @@ import msgspec
 
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.fit import Limits
+from trimtab.sim.jobs import HostSpec
 
 
 def replica_toml(
-    said: str, limits: Limits, cost: StepCost, *, contention: float, regimes: Sequence[str]
+    said: str,
+    limits: Limits,
+    cost: StepCost,
+    *,
+    regimes: Sequence[str],
+    host: HostSpec | None = None,
 ) -> str:
     """Return the sections; `said` is a comment above them, `regimes` those in which the cost was measured."""
     lines = [
@@ -22,8 +28,7 @@ def replica_toml(
     ]
     if limits.similarity is not None:
         lines += ['engine = "slots"', f"similarity = {limits.similarity}"]
-    if limits.host is not None:
-        host = msgspec.structs.replace(limits.host, contention=contention)
+    if host is not None:
         lines += ["", "[replica.host]"]
         lines += [f"{name} = {getattr(host, name)}" for name in host.__struct_fields__]
     lines += ["", "[replica.cost]"]

@@ -16,17 +16,12 @@ from trimtab.core.budgets import BudgetMove
 from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension, header_names
 from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import (
-    Actuation,
     Bottleneck,
-    Comparison,
-    Dependency,
     ExpectedEffect,
     LeverRecord,
     LeverRecordError,
-    Narrowness,
     QualityExposure,
     RampPlan,
-    Scope,
     TriggerAction,
     TriggerSpec,
     check_record,
@@ -36,6 +31,7 @@ from trimtab.core.types import RolloutState, Technique
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
 from trimtab.rollout.kept_weights import check_kept
+from trimtab.rollout.movement import comparison_of, narrowness_of, reverse_of
 from trimtab.rollout.short_shapes import Known as Known
 from trimtab.rollout.short_shapes import (
     RevisionChange,
@@ -46,7 +42,6 @@ from trimtab.rollout.short_shapes import (
 )
 
 RECORD_BYTES_MAX: Final = 256 * 1024
-LIVE_REVERSE_S, RESTART_REVERSE_S = 0.1, 60.0
 RESTART_WARM_UP: Final = "15min"
 COST_MARGIN: Final = 0.10
 """How much more a million output tokens may cost before adoption, where a price is known."""
@@ -101,7 +96,7 @@ def complete(
         gates=_gates(short, absent, price, known),
         quality_gate=short.quality_gate or _quality(short),
         triggers=tuple(_trigger(at, each, known) for at, each in enumerate(short.triggers)),
-        reverse=_reverse(short),
+        reverse=reverse_of(live=short.policy is not None),
         ramp=_ramp(short, known),
         cuts=tuple(_sliced(text, f"$.slice[{at}]", known) for at, text in enumerate(short.slice)),
         policy=short.policy,
@@ -111,7 +106,7 @@ def complete(
         owner=short.owner,
         created_at_s=now_s,
         expires_at_s=now_s + seconds(short.expires_after, "$.expires_after"),
-        narrowness=_narrowness(short),
+        narrowness=narrowness_of(_exposure(short), live=short.policy is not None),
         chosen_because=f"{short.owner} proposed it",
         without=without,
         harm_in_cut=short.harm_in_cut,
@@ -325,7 +320,7 @@ def _ramp(short: ShortRecord, known: Known) -> RampPlan:
         peak_cycle_s=peak_cycle_s,
         peak_concurrency=_peak(ramp.peak_concurrency, peak_cycle_s, known),
         peak_is=f"a peak cycle of {ramp.peak_cycle}",
-        comparison=Comparison.SWITCHBACK if short.policy else Comparison.SIDE_BY_SIDE,
+        comparison=comparison_of(live=short.policy is not None),
         block_s=seconds(ramp.block, "$.ramp.block"),
         edge_s=seconds(ramp.edge, "$.ramp.edge"),
         holdback_share=ramp.holdback_share,
@@ -355,15 +350,6 @@ def _warm_up_s(short: ShortRecord) -> float:
     return min(seconds(RESTART_WARM_UP, ""), seconds(short.ramp.peak_cycle, "") / 4.0)
 
 
-def _reverse(short: ShortRecord) -> str:
-    if short.policy is not None:
-        return "swap the routing policy back in one plan change; nothing restarts, caches keep what they hold"
-    return (
-        "take its traffic off by one plan change, then restart its replicas into the baseline revision with the KV "
-        "of their slots saved and restored"
-    )
-
-
 def _quality(short: ShortRecord) -> str:
     if _exposure(short) is QualityExposure.LOSSY:
         raise LeverRecordError(
@@ -382,14 +368,3 @@ def _exposure(short: ShortRecord) -> QualityExposure:
     if short.technique is Technique.SPECULATION:
         return QualityExposure.LOSSLESS_UP_TO_NUMERICS
     return QualityExposure.NONE
-
-
-def _narrowness(short: ShortRecord) -> Narrowness:
-    live = short.policy is not None
-    return Narrowness(
-        quality=_exposure(short),
-        dependency=Dependency.NONE,
-        actuation=Actuation.LIVE if live else Actuation.RESTART,
-        scope=Scope.SLICE,
-        reverse_s=LIVE_REVERSE_S if live else RESTART_REVERSE_S,
-    )

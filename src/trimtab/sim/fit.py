@@ -4,8 +4,15 @@ Law: the parameters are those that make the simulated times of the fitted reques
 mean absolute logarithm of the ratio of TTFT, TPOT and end-to-end time. All requests are simulated, on as many replicas
 as served them and each on its own, because the later ones slow the earlier ones down; only the fitted part counts. The
 search is Nelder and Mead's on the logarithms of the parameters, each kept within a factor of `REACH` of the starting
-guess, so that no parameter explodes that the measurement does not speak of. Replicas with slots have two parameters
-more: the time before a request can be scheduled, and what replicas on one host take from each other.
+guess, so that no parameter explodes that the measurement does not speak of. Replicas with slots have one parameter
+more, the time before a request can be scheduled, and where they share a host four others: what they take from each
+other, and the unrest of its cores (`sim.unrest`).
+
+Unrest is found in a second search, over its own parameters alone: its law leaves the median pace at 1, and the first
+search finds costs of the median, as what it minimises is absolute. Each try is simulated `DRAWS` times, with the same
+chances in every try, and what counts is how well the *distribution* of each request's times fits its measured one
+(`sim.agreement`): its middle, its spread and its tails at once. Few draws would be a trap: of four paths the one that
+happens to be slow where the measurement was gets its spread blown up.
 
 Failure modes: a parameter that nothing in the measurement depends on stays at its guess (the reading of context where
 contexts are short); a wrong KV size or batch limit is fitted away into the costs, so both must be right.
@@ -22,10 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.core.step_cost import StepCost
+from trimtab.sim.agreement import disagreement, mean_errors
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Error, Measured, Served, errors_of, regimes_of
 from trimtab.sim.replicas import Hosts, make_replica
+from trimtab.sim.streams import Streams
 
 PARAMETERS: Final = (
     "overhead_ms",
@@ -35,40 +44,52 @@ PARAMETERS: Final = (
     "context_ms",
     "pair_ms",
 )
-SHARED_PARAMETERS: Final = ("start_ms", "contention")
+SLOT_PARAMETERS: Final = ("start_ms",)
 """Fitted beside the others for replicas with slots, which share a host with their gateway."""
 
+HOST_PARAMETERS: Final = ("contention",)
+UNREST_PARAMETERS: Final = ("unrest_prefill", "unrest_decode", "unrest_s")
+"""Both of a host that replicas share; the second ones in a search of their own."""
+
 CONTENTION_GUESS: Final = 0.1
+UNREST_GUESSES: Final = (0.2, 0.1, 10.0)
 REACH: Final = 20.0
+UNREST_REACH: Final = 5.0
+"""The same for the second search."""
+
 STEP: Final = 0.4
 TRIES_MAX: Final = 250
-FLOOR_MS: Final = 20.0
-"""Added to both times of a ratio, so that a few milliseconds of a short time do not outweigh seconds of a long one."""
+UNREST_TRIES_SHARE, UNREST_TRIES_MIN, UNREST_TRIES_MAX = 0.1, 8, 40
+"""Tries of the second search, of those of the first: each is as dear as `DRAWS` of them."""
+
+DRAWS: Final = 24
+"""Simulations of each of its tries, and of what is scored."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted step cost and how well it does on requests that it was not fitted on.
 
-    `throughput_error`: of output tokens per second over the whole measurement. `loss`: mean absolute log ratio on the
-    fitted part. `contention`: of the host (`sim.hosts`), 0 where replicas share none. `replicas`: that served.
+    `throughput_error`: of output tokens per second over the whole measurement. `loss`: `sim.agreement` on the fitted
+    part. `host`: with its contention and unrest, None where replicas share none. `replicas`: that served.
+    `preemptions`: the mean of all simulations, where there is unrest.
     """
 
     cost: StepCost
-    contention: float
+    host: HostSpec | None
     loss: float
     tries: int
     fitted: int
     scored: int
     errors: tuple[Error, ...]
     throughput_error: float
-    preemptions: int
+    preemptions: float
     replicas: int
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine was started with; these are not fitted.
 
-    `similarity` and `host` are of replicas with slots (`ReplicaSpec`); the host's contention is fitted.
+    `similarity` and `host` are of replicas with slots (`ReplicaSpec`); the host's contention and unrest are fitted.
     """
 
     kv_tokens: int
@@ -80,14 +101,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What is fitted of such a replica."""
-        return PARAMETERS if self.similarity is None else (*PARAMETERS, *SHARED_PARAMETERS)
+        """What is fitted of such a replica, unrest apart."""
+        slots = () if self.similarity is None else SLOT_PARAMETERS
+        return (*PARAMETERS, *slots, *(() if self.host is None else HOST_PARAMETERS))
 
-    def spec(self, cost: StepCost, contention: float = 0.0) -> ReplicaSpec:
-        """Return a replica with these limits and a cost."""
-        host = self.host
-        if host is not None:
-            host = msgspec.structs.replace(host, contention=contention)
+    def spec(self, cost: StepCost, host: HostSpec | None = None) -> ReplicaSpec:
+        """Return a replica with these limits and a cost; `host`: as it was fitted."""
         return ReplicaSpec(
             cost=cost,
             kv_tokens=self.kv_tokens,
@@ -95,21 +114,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             budget_tokens=self.budget_tokens,
             streams_max=self.streams_max,
             similarity=self.similarity,
-            host=host,
+            host=host or self.host,
         )
 
 
-def serve(measured: Sequence[Measured], spec: ReplicaSpec) -> tuple[list[Served], int]:
+def serve(
+    measured: Sequence[Measured], spec: ReplicaSpec, seed: int = 1
+) -> tuple[list[Served], int]:
     """Simulate the requests of a measurement, each on its replica; returns their times and the preemptions.
 
+    `seed` is of the host's unrest.
     Prompt tokens that were told as reused are taken as reused. Raises ValueError if a request could never run, which
     means that the limits are wrong.
     """
-    kernel, hosts = Kernel(), Hosts(spec)
+    kernel, hosts, streams = Kernel(), Hosts(spec), Streams(seed)
     listener = Listener(first_token=lambda *_: None, ended=lambda *_: None)
     names = sorted({one.replica for one in measured})
     replicas = {
-        name: make_replica(spec, kernel, listener, hosts.of(number))
+        name: make_replica(
+            spec, kernel, listener, hosts.of(number), streams.stream(f"unrest of {number}")
+        )
         for number, name in enumerate(names)
     }
     jobs = []
@@ -184,7 +208,7 @@ def fit(
 
     `on_try(number, best loss)` is told of every simulation. Raises ValueError with too few requests for two parts.
     """
-    names = limits.parameters
+    names = limits.parameters if limits.host is None else _with_unrest(limits)
     cut = round(len(measured) * fit_share)
     if cut < len(names) or 0 < len(measured) - cut < len(names):
         raise ValueError(
@@ -192,57 +216,97 @@ def fit(
             "requests to be fitted on and as many again to be scored on"
         )
     part, rest = range(cut), range(cut, len(measured))
-    origin = np.log(_values(guess(measured, limits, part), limits))
-    best, loss, tries = search(
-        lambda point: _loss(measured, limits, part, origin, point), origin, tries_max, on_try
-    )
-    cost, contention = _cost(best, limits, f"fitted to {cut} requests of {source}")
-    served, preemptions = serve(measured, limits.spec(cost, contention))
+    task = _Task(measured=measured, limits=limits, part=part)
+    best, loss, tries = _search(task, tries_max, on_try)
+    # Without unrest the point is the shorter one.
+    spec = task.spec(best, names[: len(best)], f"fitted to {cut} requests of {source}")
+    runs = task.runs(spec)
+    draws = [served for served, _ in runs]
     regimes = regimes_of(measured, streams_max=limits.streams_max)
+    errors = [errors_of(measured, served, regimes, rest, part) for served in draws]
     return Fitted(
-        cost=cost,
-        contention=contention,
+        cost=spec.cost,
+        host=spec.host,
         loss=loss,
         tries=tries,
         fitted=cut,
         scored=len(rest),
-        errors=tuple(errors_of(measured, served, regimes, rest, part)),
-        throughput_error=_throughput_error(measured, served),
-        preemptions=preemptions,
+        errors=mean_errors(errors),
+        throughput_error=sum(_throughput_error(measured, one) for one in draws) / len(draws),
+        preemptions=sum(preemptions for _, preemptions in runs) / len(runs),
         replicas=len({one.replica for one in measured}),
     )
 
 
+def _with_unrest(limits: Limits) -> tuple[str, ...]:
+    return (*limits.parameters, *UNREST_PARAMETERS)
+
+
+class _Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fitted: the requests, those of them that count, and the limits of the replica."""
+
+    measured: Sequence[Measured]
+    limits: Limits
+    part: Sequence[int]
+
+    def spec(self, point: NDArray[np.float64], names: Sequence[str], source: str) -> ReplicaSpec:
+        """Return the replica at a point, whose coordinates are logarithms of the parameters named."""
+        values = dict(zip(names, (float(value) for value in np.exp(point)), strict=True))
+        shared = (*HOST_PARAMETERS, *UNREST_PARAMETERS)
+        on_host = {name: values.pop(name) for name in shared if name in values}
+        host = self.limits.host
+        if host is not None:
+            host = msgspec.structs.replace(host, **on_host)
+        return self.limits.spec(StepCost(**values, source=source), host)
+
+    def runs(self, spec: ReplicaSpec) -> list[tuple[list[Served], int]]:
+        """Simulate once, or with unrest as often as its chances are drawn."""
+        restless = spec.host is not None and spec.host.is_restless
+        return [serve(self.measured, spec, seed) for seed in range(1, DRAWS + 1 if restless else 2)]
+
+    def loss(
+        self, names: Sequence[str], origin: NDArray[np.float64], reach: float
+    ) -> Callable[[NDArray[np.float64]], float]:
+        """Return what a search minimises; beyond its reach of the origin it grows with the distance."""
+
+        def found(point: NDArray[np.float64]) -> float:
+            beyond = float(np.maximum(0.0, np.abs(point - origin) - math.log(reach)).sum())
+            if beyond > 0.0:
+                return 10.0 + beyond
+            runs = self.runs(self.spec(point, names, "tried"))
+            return disagreement(self.measured, [served for served, _ in runs], self.part)
+
+        return found
+
+
+def _search(
+    task: _Task, tries_max: int, on_try: Callable[[int, float], None]
+) -> tuple[NDArray[np.float64], float, int]:
+    """Search for the costs without unrest, then for the unrest that goes with them, where replicas share a host.
+
+    Returns the costs alone where no unrest agrees better than none.
+    """
+    limits, names = task.limits, task.limits.parameters
+    origin = np.log(_values(guess(task.measured, limits, task.part), limits))
+    best, loss, tries = search(task.loss(names, origin, REACH), origin, tries_max, on_try)
+    if limits.host is None:
+        return best, loss, tries
+    calm_loss, start = loss, np.log(UNREST_GUESSES)
+    whole = task.loss(_with_unrest(limits), np.concatenate([best, start]), UNREST_REACH)
+    unrest, unrest_loss, more = search(
+        lambda point: whole(np.concatenate([best, point])),
+        start,
+        min(UNREST_TRIES_MAX, max(UNREST_TRIES_MIN, round(tries_max * UNREST_TRIES_SHARE))),
+        lambda number, found: on_try(tries + number, min(calm_loss, found)),
+    )
+    if unrest_loss >= calm_loss:
+        return best, calm_loss, tries + more
+    return np.concatenate([best, unrest]), unrest_loss, tries + more
+
+
 def _values(cost: StepCost, limits: Limits) -> list[float]:
-    known = {"start_ms": max(1.0, cost.overhead_ms), "contention": CONTENTION_GUESS}
+    known = {"contention": CONTENTION_GUESS, "start_ms": max(1.0, cost.overhead_ms)}
     return [known.get(name) or getattr(cost, name) for name in limits.parameters]
-
-
-def _cost(point: NDArray[np.float64], limits: Limits, source: str) -> tuple[StepCost, float]:
-    found = (float(value) for value in np.exp(point))
-    values = dict(zip(limits.parameters, found, strict=True))
-    contention = values.pop("contention", 0.0)
-    return StepCost(**values, source=source), contention
-
-
-def _loss(
-    measured: Sequence[Measured],
-    limits: Limits,
-    part: Sequence[int],
-    origin: NDArray[np.float64],
-    point: NDArray[np.float64],
-) -> float:
-    beyond = float(np.maximum(0.0, np.abs(point - origin) - math.log(REACH)).sum())
-    if beyond > 0.0:
-        return 10.0 + beyond
-    served, _ = serve(measured, limits.spec(*_cost(point, limits, "tried")))
-    total = 0.0
-    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        pairs = [(getattr(measured[at], metric), getattr(served[at], metric)) for at in part]
-        floor = 0.0 if metric == "tpot_ms" else FLOOR_MS
-        ratios = [abs(math.log((b + floor) / (a + floor))) for a, b in pairs if a and b]
-        total += sum(ratios) / max(1, len(ratios))
-    return total / 3.0
 
 
 def _throughput_error(measured: Sequence[Measured], served: Sequence[Served]) -> float:

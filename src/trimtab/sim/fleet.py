@@ -60,7 +60,7 @@ class Fleet:
         listener = Listener(
             first_token=self._first_token, ended=self._ended, has_room=self._has_room
         )
-        self.roster = Roster(spec, self.kernel, self.gateways, listener, self._lost)
+        self.roster = Roster(spec, self.kernel, self.gateways, listener, self._lost, streams)
         self.hand_overs = None if spec.roles is None else HandOvers(spec.roles, self._around())
         if self.hand_overs is not None:
             self.roster.awaits = self.hand_overs.awaits

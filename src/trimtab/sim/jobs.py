@@ -11,13 +11,23 @@ from trimtab.sim.drafts import DraftSpec
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A host of `cores` cores on which `replicas` replicas run with `threads` threads each.
 
-    `contention`: by what share each further replica at work slows all, cores apart (`sim.hosts`).
+    `contention`: by what share each further replica at work slows all, cores apart (`sim.hosts`). `unrest_prefill`,
+    `unrest_decode`: how far the pace of each replica wanders by itself in steps with prompts and in those without, as
+    a logarithm, and `unrest_s` how long it keeps (`sim.unrest`).
     """
 
     cores: int
     threads: int
     replicas: int = 1
     contention: float = 0.0
+    unrest_prefill: float = 0.0
+    unrest_decode: float = 0.0
+    unrest_s: float = 10.0
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether any step's pace wanders."""
+        return max(self.unrest_prefill, self.unrest_decode) > 0.0
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,22 +11,18 @@ import msgspec
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.gate import Metric
 from trimtab.core.lever import (
-    Actuation,
     Bottleneck,
-    Comparison,
-    Dependency,
     ExpectedEffect,
     LeverRecord,
-    Narrowness,
     QualityExposure,
     RampPlan,
-    Scope,
     TriggerSignal,
     TriggerSpec,
     check_record,
 )
 from trimtab.core.types import Budget, Mode, Phase, Resource, Technique
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
+from trimtab.rollout.movement import comparison_of, narrowness_of, reverse_of
 from trimtab.sim.sections import RolloutSection
 
 NOT_SIMULATED: Final = frozenset(
@@ -78,19 +74,13 @@ def record_of(section: RolloutSection) -> LeverRecord:
             gates=gates,
             quality_gate="none: a simulation makes no text",
             triggers=(_trigger(),),
-            reverse="one change of the traffic plan; a candidate's replicas drain and go back",
+            reverse=reverse_of(live=by_routing),
             ramp=_ramp(section),
             mode=Mode.ACT,
             owner="the scenario",
             created_at_s=0.0,
             expires_at_s=EXPIRES_S,
-            narrowness=Narrowness(
-                quality=QualityExposure.NONE,
-                dependency=Dependency.NONE,
-                actuation=Actuation.LIVE if by_routing else Actuation.RESTART,
-                scope=Scope.SLICE,
-                reverse_s=1.0,
-            ),
+            narrowness=narrowness_of(QualityExposure.NONE, live=by_routing),
             chosen_because=_SAID,
         )
     )
@@ -101,7 +91,7 @@ def _ramp(section: RolloutSection) -> RampPlan:
         shares=section.shares,
         peak_cycle_s=section.peak_cycle_s,
         peak_is=f"{section.peak_cycle_s:g} s",
-        comparison=Comparison.SWITCHBACK if section.policy is not None else Comparison.SIDE_BY_SIDE,
+        comparison=comparison_of(live=section.policy is not None),
         block_s=section.block_s,
         edge_s=section.edge_s,
     )

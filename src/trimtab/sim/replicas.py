@@ -1,5 +1,7 @@
 """Which model of an engine a replica is: paged blocks, or slots of one chain each."""
 
+import random
+
 from trimtab.sim.hosts import Host
 from trimtab.sim.jobs import Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
@@ -27,9 +29,13 @@ class Hosts:
 
 
 def make_replica(
-    spec: ReplicaSpec, kernel: Kernel, listener: Listener, host: Host | None = None
+    spec: ReplicaSpec,
+    kernel: Kernel,
+    listener: Listener,
+    host: Host | None = None,
+    rng: random.Random | None = None,
 ) -> AnyReplica:
-    """Return a replica of the kind that its specification says."""
+    """Return a replica of the kind that its specification says; `rng` is for the unrest of its host."""
     if spec.similarity is not None:
-        return SlotReplica(spec, kernel, listener, host)
+        return SlotReplica(spec, kernel, listener, host, rng)
     return Replica(spec, kernel, listener)

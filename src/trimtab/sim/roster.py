@@ -5,6 +5,7 @@ then makes it ready again. A drained replica without a change stops. Gateways he
 probe, or find it gone; everything else they are told at once.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from trimtab.sim.kernel import Kernel
 from trimtab.sim.replica import Replica
 from trimtab.sim.replicas import AnyReplica, Hosts, make_replica
 from trimtab.sim.role_control import RoleChange
+from trimtab.sim.streams import Streams
 
 Lost = Callable[[float, str, list[Job]], None]
 
@@ -34,6 +36,7 @@ class Roster:
         gateways: Sequence[Gateway],
         listener: Listener,
         lost: Lost,
+        streams: Streams,
     ) -> None:
         """Take whom to tell; `lost` is told of the jobs of a replica that died. `awaits`: KV is on its way to it."""
         self.spec = spec
@@ -50,6 +53,7 @@ class Roster:
         self._gateways = gateways
         self._listener = listener
         self._lost = lost
+        self._streams = streams
         self._hosts = Hosts(spec.replica)
         prefill = 0 if spec.roles is None else spec.roles.prefill
         for at in range(spec.replicas):
@@ -92,7 +96,11 @@ class Roster:
         stepped = partial(self._stepped, replica)
         listener = msgspec.structs.replace(self._listener, stepped=stepped)
         self.replicas[replica] = make_replica(
-            self.spec_for(self.roles[replica]), self._kernel, listener, self._hosts.of(number)
+            self.spec_for(self.roles[replica]),
+            self._kernel,
+            listener,
+            self._hosts.of(number),
+            self._unrest_of(number),
         )
         self._tell_slots(replica)
         takes_s = self.spec.start_s if start_s is None else start_s
@@ -103,6 +111,10 @@ class Roster:
             self._set_state(replica, ReplicaState.STARTING, now_s)
             self._kernel.at(ready, self._ready, replica)
         return replica
+
+    def _unrest_of(self, number: int) -> random.Random | None:
+        host = self.spec.replica.host
+        return None if host is None else self._streams.stream(f"unrest of {number}")
 
     def _role_of_whole_requests(self) -> Role:
         return Role.DECODE if Role.PREFILL in self.roles.values() else Role.MIXED

@@ -41,6 +41,17 @@ class HostSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         Meta(ge=0, le=10, description="Share by which each other replica at work slows a step."),
     ] = 0.0
+    unrest_prefill: Annotated[
+        float,
+        Meta(ge=0, le=2, description="How far the pace of steps with prompts wanders, as a log."),
+    ] = 0.0
+    unrest_decode: Annotated[
+        float,
+        Meta(ge=0, le=2, description="How far that of steps that only decode wanders, as a log."),
+    ] = 0.0
+    unrest_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="How long such a pace keeps, in seconds.")
+    ] = 10.0
 
 
 class ReplicaSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

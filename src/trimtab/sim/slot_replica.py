@@ -4,7 +4,7 @@ Law, per step: every decoding slot gets a token; what is left of the step's toke
 slot, so that a prompt is prefilled in chunks while others decode. A request takes the slot that `core.prefix_slots`
 says, keeps what of its chain it has in common and overwrites the rest; with all slots busy it waits, first come first
 served. A step is cut into passes (`sim.passes`), each of which has the overhead and the weights of `core.step_cost`;
-its time is their sum times the pace of the host whose cores the replicas share.
+its time is their sum times the pace of the host whose cores the replicas share, and that of its own (`sim.unrest`).
 
 A slot keeps what it generated (`Job.after`, where told) behind its prompt. A chain is compared by whole blocks, so
 that reuse errs on the low side by less than one. KV never fills: a slot has room for a whole context, and what is
@@ -14,6 +14,7 @@ Source: `update_slots` and `get_available_slot` of llama.cpp's server.
 """
 
 import math
+import random
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,15 +25,24 @@ from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.passes import passes_of
 from trimtab.sim.replica import RANK_STEP
+from trimtab.sim.unrest import Unrest
 
 
 class SlotReplica:
     """Runs jobs in virtual time, with the same face as `sim.replica.Replica`."""
 
     def __init__(
-        self, spec: ReplicaSpec, kernel: Kernel, listener: Listener, host: Host | None = None
+        self,
+        spec: ReplicaSpec,
+        kernel: Kernel,
+        listener: Listener,
+        host: Host | None = None,
+        rng: random.Random | None = None,
     ) -> None:
-        """Take what it can do, whom to tell and on whose cores it runs; raises ValueError without a similarity."""
+        """Take what it can do, whom to tell, on whose cores it runs and where its unrest comes from.
+
+        Raises ValueError without a similarity, and without `rng` where its host knows unrest.
+        """
         if spec.similarity is None:
             raise ValueError("a replica with slots needs the similarity from which on one is taken")
         self.spec = spec
@@ -46,6 +56,11 @@ class SlotReplica:
         self._kernel = kernel
         self._listener = listener
         self._host = host or Host(HostSpec(cores=1, threads=1))
+        self._unrest: Unrest | None = None
+        if self._host.spec.is_restless:
+            if rng is None:
+                raise ValueError("a host with unrest needs a generator of randomness")
+            self._unrest = Unrest(self._host.spec.unrest_s, rng)
         self._cache = SlotCache(spec.streams_max, spec.similarity)
         self._slots: list[Job | None] = [None] * spec.streams_max
         self._made: dict[int, float] = {}
@@ -145,7 +160,7 @@ class SlotReplica:
         if not batch:
             self._rest(now_s)
             return
-        self._left_ms = self.slow * self._step_ms(batch)
+        self._left_ms = self.slow * self._own_pace(now_s) * self._step_ms(batch)
         if not self._at_work:
             self._at_work = True
             self._host.begin(now_s, id(self), self._repace)
@@ -162,6 +177,12 @@ class SlotReplica:
             tokens=passes[0], streams=len(self._decoded), context_tokens=context, pairs=pairs
         )
         return first_ms + sum(cost.step_ms(tokens=tokens) for tokens in passes[1:])
+
+    def _own_pace(self, now_s: float) -> float:
+        if self._unrest is None:
+            return 1.0
+        host = self._host.spec
+        return self._unrest.pace(now_s, host.unrest_prefill if self._chunks else host.unrest_decode)
 
     def _rest(self, now_s: float) -> None:
         if self._at_work:

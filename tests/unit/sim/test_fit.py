@@ -4,8 +4,50 @@ import msgspec
 import pytest
 from sim_kit import LIMITS, TRUTH, measurement
 
-from trimtab.sim.fit import PARAMETERS, Fitted, fit, guess, serve
-from trimtab.sim.measured import Regime
+from trimtab.core.step_cost import StepCost
+from trimtab.sim.fit import PARAMETERS, Fitted, Limits, fit, guess, serve
+from trimtab.sim.jobs import HostSpec
+from trimtab.sim.measured import Measured, Regime
+
+HOST = HostSpec(cores=2, threads=1, replicas=2)
+SLOTS = Limits(kv_tokens=8000, budget_tokens=256, streams_max=4, similarity=0.5, host=HOST)
+SLOW = StepCost(
+    overhead_ms=10.0,
+    weights_ms=10.0,
+    token_ms=4.0,
+    stream_ms=5.0,
+    context_ms=0.005,
+    pair_ms=0.005,
+    start_ms=8.0,
+    source="made up",
+)
+
+
+def on_a_host(unrest: float, count: int = 40) -> list[Measured]:
+    """What two replicas with slots on a host of so much unrest served, by a chance that no fit draws."""
+    asked = [
+        Measured(
+            at_s=number * 1.1,
+            input_tokens=60 + 17 * (number * 7 % 11),
+            output_tokens=4 + number * 5 % 9,
+            first_token_s=0.0,
+            last_token_s=0.0,
+            replica=f"r{number % 2}",
+            cached_tokens=40 * (number % 2),
+        )
+        for number in range(count)
+    ]
+    spread = {"unrest_prefill": unrest, "unrest_decode": unrest / 2.0, "unrest_s": 8.0}
+    host = msgspec.structs.replace(HOST, contention=0.1, **spread)
+    served, _ = serve(asked, SLOTS.spec(SLOW, host), seed=77)
+    return [
+        msgspec.structs.replace(
+            one,
+            first_token_s=one.at_s + times.ttft_ms / 1000.0,
+            last_token_s=one.at_s + times.e2e_ms / 1000.0,
+        )
+        for one, times in zip(asked, served, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +131,42 @@ def test_error_of_a_wrong_cost_is_seen(fitted: Fitted) -> None:
     ratios = [made.e2e_ms / one.e2e_ms for one, made in zip(real, served, strict=True)]
     assert ratios == pytest.approx([2.0] * 20, rel=0.01)
     assert {error.regime for error in fitted.errors} <= {None, *Regime}
+
+
+def test_fit_finds_how_restless_a_host_is() -> None:
+    """From forty requests and another chance than the fit's own: within a factor of two."""
+    found = fit(on_a_host(0.4), SLOTS, source="a made-up host", fit_share=1.0, tries_max=60)
+    assert found.host is not None
+    assert 0.2 < found.host.unrest_prefill < 0.8
+    assert 0.1 < found.host.unrest_decode < 0.4
+    assert found.tries <= 80
+
+
+def test_host_at_rest_is_found_to_be_calm() -> None:
+    """Where the same work always takes the same time, a chance that is put in only makes it worse."""
+    found = fit(on_a_host(0.0), SLOTS, source="a made-up host", fit_share=1.0, tries_max=60)
+    assert found.host is not None
+    assert max(found.host.unrest_prefill, found.host.unrest_decode) < 0.1
+
+
+def test_chance_of_a_measurement_is_the_same_every_time() -> None:
+    """A fit with unrest draws the same chances in each of its runs."""
+    real = on_a_host(0.3, 14)
+    first, second = (fit(real, SLOTS, source="x", fit_share=1.0, tries_max=30) for _ in range(2))
+    assert first == second
+
+
+def test_fit_with_unrest_tells_of_a_loss_that_never_grows() -> None:
+    """The second search goes on counting where the first one ended."""
+    told: list[tuple[int, float]] = []
+    fit(
+        on_a_host(0.3, 14),
+        SLOTS,
+        source="x",
+        fit_share=1.0,
+        tries_max=30,
+        on_try=lambda number, loss: told.append((number, loss)),
+    )
+    assert [number for number, _ in told] == list(range(1, len(told) + 1))
+    losses = [loss for _, loss in told]
+    assert losses == sorted(losses, reverse=True)

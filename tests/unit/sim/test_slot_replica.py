@@ -1,5 +1,8 @@
 """A simulated replica of llama.cpp against times and reuse worked out by hand."""
 
+import math
+import random
+
 import pytest
 
 from trimtab.core.step_cost import StepCost
@@ -7,6 +10,7 @@ from trimtab.sim.hosts import Host
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.slot_replica import SlotReplica
+from trimtab.sim.unrest import Unrest
 
 COST = StepCost(
     overhead_ms=10.0,
@@ -34,7 +38,10 @@ class Bench:
         given = {"kv_tokens": 4000, "budget_tokens": 64, "streams_max": 2, "block_tokens": 10}
         spec = ReplicaSpec(cost=COST, similarity=0.5, **(given | sizes))
         shared = None if host is None else Host(host)
-        self.replicas = [SlotReplica(spec, self.kernel, listener, shared) for _ in range(replicas)]
+        self.replicas = [
+            SlotReplica(spec, self.kernel, listener, shared, random.Random(number))
+            for number in range(replicas)
+        ]
 
     def _stepped(self, steps: int) -> None:
         self.steps += steps
@@ -155,6 +162,30 @@ def test_contention_is_added_for_each_other_replica_at_work() -> None:
     bench.run()
     assert [one.first_token_s for one in jobs] == pytest.approx([0.125, 0.125])
     assert alone.first_token_s == pytest.approx(1.100)
+
+
+def test_unrest_of_a_core_lengthens_each_step_by_the_pace_it_began_with() -> None:
+    """The law of `sim.unrest`, one process for each replica, whoever else is at work."""
+    spread = {"unrest_prefill": 0.4, "unrest_decode": 0.2, "unrest_s": 1.0}
+    restless = HostSpec(cores=2, threads=1, replicas=2, **spread)
+    bench = Bench(2, host=restless, budget_tokens=1000)
+    jobs = [bench.send(0.0, job(number, 90, 2), number) for number in range(2)]
+    bench.run()
+    for number, one in enumerate(jobs):
+        unrest = Unrest(1.0, random.Random(number))
+        first_s = 0.100 * unrest.pace(0.0, 0.4)
+        assert one.first_token_s == pytest.approx(first_s)
+        assert one.finished_s == pytest.approx(first_s + 0.011 * unrest.pace(first_s, 0.2))
+    assert not math.isclose(jobs[0].first_token_s or 0.0, jobs[1].first_token_s or 0.0)
+
+
+def test_host_with_unrest_needs_a_generator_of_randomness() -> None:
+    """A replica that made its own would not be the same under the same seed."""
+    spec = ReplicaSpec(cost=COST, kv_tokens=100, similarity=0.5)
+    listener = Listener(first_token=lambda *_: None, ended=lambda *_: None)
+    host = Host(HostSpec(cores=1, threads=1, unrest_decode=0.1))
+    with pytest.raises(ValueError, match="generator"):
+        SlotReplica(spec, Kernel(), listener, host)
 
 
 def test_cancelled_job_leaves_its_slot_and_a_killed_replica_forgets() -> None:
