@@ -6,7 +6,7 @@
 TRACES is a folder with `AzureLLMInferenceTrace_code.csv`, `AzureLLMInferenceTrace_conv.csv`,
 `mooncake_conversation_trace.jsonl` and `mooncake_synthetic_trace.jsonl`. Four runs of arrivals for each size of fleet:
 an hour of code and then one of conversation as Azure published them, an hour of Mooncake's conversations, one of its
-synthetic arrivals, on which no rule was adjusted, and a constant load. Each is run with roles
+synthetic arrivals, and a constant load. Each is run with roles
 that follow the traffic, from an eighth of the replicas that prefill, and with every fixed number of prefill replicas of
 a grid. For each hour the best fixed one is taken, whichever it is; the control must get 0.95 of the sum.
 

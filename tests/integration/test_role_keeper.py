@@ -156,10 +156,9 @@ async def test_decode_that_needs_gets_the_prefill_replica_that_has_nothing_to_do
 
 
 async def test_long_prompts_beside_answers_ask_for_another_prefill_replica(kept: Kept) -> None:
-    """Two replicas' worth of them was computed where answers run; work counts by measured cost."""
-    long = Tokens(prompt=4000, delivered=0, output=20)
-    kept.serves(10, tpot_ms=45.0, tokens=long)
-    kept.serves(1, prefill_replica="r2", tokens=long)
+    """Many were computed where answers run, and another such replica takes more off them than it would give."""
+    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=1500, delivered=0, output=20))
     await kept.harness.fleet.add("r3", OLD)
     made = kept.keeper.tick()
     assert (made.action, made.reason) == (RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL)
@@ -187,7 +186,7 @@ async def test_cached_and_handed_over_prompts_are_no_work_beside_answers(kept: K
         phases=Phases(transfer_ms=20.0),
     )
     made = kept.keeper.tick()
-    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.LAST_OF_ITS_ROLE)
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.REST_TOO_BUSY)
 
 
 async def test_full_slots_of_the_decode_side_ask_for_more_decode(kept: Kept) -> None:
@@ -257,7 +256,9 @@ async def test_fixed_roles_watch_nothing_and_let_the_mark_go(kept: Kept) -> None
     event_seen = kept.decided[-1].seen
     assert (raised, let_go, kept.thresholds[-1]) == (2.0, 1.0, 1.0)
     kept.serves(3)
-    made = kept.keeper._watch.seen(kept.clock.now_s, kept.keeper._sides())
+    made = kept.keeper._watch.seen(
+        kept.clock.now_s, kept.keeper._sides(), tpot_idle_ms=COST.step_ms(1.0)
+    )
     assert (made.samples, event_seen and event_seen.samples) == (3, 0)
 
 

@@ -68,8 +68,8 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     kv_used_share: float | None
     preemptions: int | None
     local_work: float | None
-    ahead_work: float | None
-    lost_share: float | None
+    ahead_work: float | None = 0.0
+    lost_share: float | None = None
     transfer_ms_p90: float | None = None
     ahead_ms_p90: float | None = None
 
