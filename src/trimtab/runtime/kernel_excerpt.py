@@ -69,7 +69,6 @@ _REUSE: Final = "perf_data_reuse_manifest.yaml"
 EXCERPTS_MAX: Final = 64
 """Excerpts that are kept, some megabytes each; beyond, those used longest ago are dropped."""
 
-
 Matrix = tuple[str, int, int]
 """Width, columns and rows of a matrix."""
 
@@ -78,7 +77,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that a model asks for. Too many do no harm, too few would.
 
     `experts`: shapes as in `_SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
-    `matrices`: width, columns and rows of each; none: any may be asked for.
+    `matrices`: width, columns and rows of each; none: an operation may ask for any.
     """
 
     widths: tuple[str, ...]
@@ -89,63 +88,60 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
 
 
-def matrices_of(spec: str) -> frozenset[Matrix]:
-    """Return the matrices that a specification of the package asks for; none where an operation may ask for others."""
-    found: set[Matrix] = set()
-    for _, value in _leaves(msgspec.json.decode(spec), ""):
-        if not isinstance(value, dict):
-            continue
-        if any(each[:1].isupper() and each not in _TIMED_ALONE for each in value):
-            return frozenset()
-        if all(each in value for each in _MATRIX):
-            width = str(value["quant_mode"])
-            found.add((_SAME_TABLE.get(width, width), int(value["n"]), int(value["k"])))
-    return frozenset(found)
-
-
-def wanted_by(spec: str, matrices: frozenset[Matrix] = frozenset()) -> Wanted:
-    """Return the keys that a specification of the package asks for, in whichever of its operations.
-
-    `matrices`: those of the model in any layout, so that all layouts have one excerpt; none: any may be asked for.
-    """
+def wanted_by(spec: str) -> Wanted:
+    """Return the keys that a specification of the package asks for, in whichever of its operations."""
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
     experts: set[tuple[int, ...]] = set()
-    copied = False
-    for name, value in _leaves(msgspec.json.decode(spec), ""):
-        if isinstance(value, dict):
-            if all(each in value for each in _SHAPE):
-                experts.add(tuple(int(value[each]) for each in _SHAPE))
-            copied = copied or ("n_kv" in value and value["n_kv"] == value.get("n"))
-        elif isinstance(value, str) and ("quant" in name or "dtype" in name):
-            widths.update((value, _SAME_TABLE.get(value, value)))
-        elif isinstance(value, int) and name in _HEAD_SIZES:
-            heads.add(value)
-        elif isinstance(value, int) and name == _WINDOW:
-            windows.add(value)
+    matrices: set[Matrix] = set()
+    copied, others = False, False
+    for wide, facts in _objects(msgspec.json.decode(spec)):
+        if all(each in facts for each in _SHAPE):
+            experts.add(tuple(int(facts[each]) for each in _SHAPE))
+        if all(each in facts for each in _MATRIX):
+            matrices.add((_looked_up(facts["quant_mode"]), int(facts["n"]), int(facts["k"])))
+        copied = copied or ("n_kv" in facts and facts["n_kv"] == facts.get("n"))
+        for key, value in facts.items():
+            if isinstance(value, str) and (wide or _says_width(key)):
+                widths.update((value, _looked_up(value)))
+            elif isinstance(value, dict):
+                others = others or (key[:1].isupper() and key not in _TIMED_ALONE)
+        heads.update(facts[each] for each in _HEAD_SIZES if isinstance(facts.get(each), int))
+        if isinstance(facts.get(_WINDOW), int):
+            windows.add(facts[_WINDOW])
     return Wanted(
         widths=tuple(sorted(widths)),
         head_sizes=tuple(sorted(heads)),
         windows=tuple(sorted(windows)),
         copied_heads=copied,
         experts=tuple(sorted(experts)),
-        matrices=tuple(sorted(matrices)),
+        matrices=() if others else tuple(sorted(matrices)),
     )
 
 
-def _leaves(node: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yield every object and every value, with its own name or, inside a list or a table of widths, the names above."""
-    if isinstance(node, dict):
-        yield name, node
-        for key, value in node.items():
-            own = key if isinstance(value, int | float | None) else f"{name} {key}"
-            yield from _leaves(value, own)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _leaves(value, name)
-    else:
-        yield name, node
+def _objects(whole: object) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """Yield every object, and whether a name above it says that its texts are widths; lists as objects of theirs."""
+    left = [(False, whole)]
+    while left:
+        wide, node = left.pop()
+        if isinstance(node, list):
+            node = {str(place): value for place, value in enumerate(node)}
+        if isinstance(node, dict):
+            yield wide, node
+            left += [
+                (wide or _says_width(key), value)
+                for key, value in node.items()
+                if isinstance(value, dict | list)
+            ]
+
+
+def _says_width(key: str) -> bool:
+    return "quant" in key or "dtype" in key
+
+
+def _looked_up(width: str) -> str:
+    return _SAME_TABLE.get(width, width)
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
