@@ -32,14 +32,15 @@ _UNREAD_OF_OWN: Final = {"gemm_perf.parquet": ("kernel_source",)}
 """Columns that it reads only to tell which rows of another engine's table may be used; these are the engine's own."""
 
 _SHAPE: Final = ("topk", "num_experts", "hidden_size", "inter_size")
+_SHAPES: Final = frozenset(_SHAPE)
 _EXPERTS_OF: Final = ("moe_dtype", "distribution", "kernel_source")
-_HEAD_SIZES: Final = ("head_size", "head_dim", "v_head_dim")
+_HEAD_SIZES: Final = frozenset(("head_size", "head_dim", "v_head_dim"))
 _WINDOW: Final = "window_size"
 _WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SAME_TABLE: Final = {"fp8_static": "fp8"}
 """Widths that the package looks up under another name."""
 
-_MATRIX: Final = ("n", "k", "quant_mode")
+_MATRIX: Final = frozenset(("n", "k", "quant_mode"))
 _TIMED_ALONE: Final = frozenset(
     (
         "ContextAttention",
@@ -97,9 +98,10 @@ def wanted_by(spec: str) -> Wanted:
     matrices: set[Matrix] = set()
     copied, others = False, False
     for wide, facts in _objects(msgspec.json.decode(spec)):
-        if all(each in facts for each in _SHAPE):
+        names = facts.keys()
+        if names >= _SHAPES:
             experts.add(tuple(int(facts[each]) for each in _SHAPE))
-        if all(each in facts for each in _MATRIX):
+        if names >= _MATRIX:
             matrices.add((_looked_up(facts["quant_mode"]), int(facts["n"]), int(facts["k"])))
         copied = copied or ("n_kv" in facts and facts["n_kv"] == facts.get("n"))
         for key, value in facts.items():
@@ -107,7 +109,7 @@ def wanted_by(spec: str) -> Wanted:
                 widths.update((value, _looked_up(value)))
             elif isinstance(value, dict):
                 others = others or (key[:1].isupper() and key not in _TIMED_ALONE)
-        heads.update(facts[each] for each in _HEAD_SIZES if isinstance(facts.get(each), int))
+        heads.update(facts[each] for each in names & _HEAD_SIZES if isinstance(facts[each], int))
         if isinstance(facts.get(_WINDOW), int):
             windows.add(facts[_WINDOW])
     return Wanted(
@@ -304,11 +306,11 @@ def _matrices(rows: Any, wanted: Wanted) -> Any:
     if not wanted.matrices:
         return kept
     codes, known = _codes(rows, "gemm_dtype")
-    sizes = [_numbers(rows, name) for name in ("m", "n", "k")]
+    tokens, columns, depth = (_numbers(rows, name) for name in ("m", "n", "k"))
     for place, width in enumerate(known):
         of_width = numpy.flatnonzero(kept & (codes == place))
         asked = [(n, k) for each, n, k in wanted.matrices if each == width]
-        stay = kept_sizes(*(column[of_width] for column in sizes), asked)
+        stay = kept_sizes(tokens[of_width], columns[of_width], depth[of_width], asked)
         stay[:1] = True
         kept[of_width] = stay
     return kept

@@ -93,6 +93,7 @@ class PackageTables:
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -225,11 +226,11 @@ class PackageTables:
 
     def _checkpoints(self, model: str) -> tuple[str, ...]:
         """Return names that the package carries, or a folder; a path that is there is never taken for a name."""
-        found = () if Path(model).exists() else checkpoints_of(model, carried())
-        if found:
-            return found
-        folder = self._folders.folder_of(model)
-        return () if folder is None else (folder,)
+        if model not in self._names:
+            found = () if Path(model).exists() else checkpoints_of(model, carried())
+            folder = None if found else self._folders.folder_of(model)
+            self._names[model] = found if folder is None else (folder,)
+        return self._names[model]
 
     def _first_with_data(
         self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
