@@ -32,14 +32,15 @@ _UNREAD_OF_OWN: Final = {"gemm_perf.parquet": ("kernel_source",)}
 """Columns that it reads only to tell which rows of another engine's table may be used; these are the engine's own."""
 
 _SHAPE: Final = ("topk", "num_experts", "hidden_size", "inter_size")
+_SHAPES: Final = frozenset(_SHAPE)
 _EXPERTS_OF: Final = ("moe_dtype", "distribution", "kernel_source")
-_HEAD_SIZES: Final = ("head_size", "head_dim", "v_head_dim")
+_HEAD_SIZES: Final = frozenset(("head_size", "head_dim", "v_head_dim"))
 _WINDOW: Final = "window_size"
 _WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SAME_TABLE: Final = {"fp8_static": "fp8"}
 """Widths that the package looks up under another name."""
 
-_MATRIX: Final = ("n", "k", "quant_mode")
+_MATRIX: Final = frozenset(("n", "k", "quant_mode"))
 _TIMED_ALONE: Final = frozenset(
     (
         "ContextAttention",
@@ -69,7 +70,6 @@ _REUSE: Final = "perf_data_reuse_manifest.yaml"
 EXCERPTS_MAX: Final = 64
 """Excerpts that are kept, some megabytes each; beyond, those used longest ago are dropped."""
 
-
 Matrix = tuple[str, int, int]
 """Width, columns and rows of a matrix."""
 
@@ -78,7 +78,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that a model asks for. Too many do no harm, too few would.
 
     `experts`: shapes as in `_SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
-    `matrices`: width, columns and rows of each; none: any may be asked for.
+    `matrices`: width, columns and rows of each; none: an operation may ask for any.
     """
 
     widths: tuple[str, ...]
@@ -89,63 +89,61 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
 
 
-def matrices_of(spec: str) -> frozenset[Matrix]:
-    """Return the matrices that a specification of the package asks for; none where an operation may ask for others."""
-    found: set[Matrix] = set()
-    for _, value in _leaves(msgspec.json.decode(spec), ""):
-        if not isinstance(value, dict):
-            continue
-        if any(each[:1].isupper() and each not in _TIMED_ALONE for each in value):
-            return frozenset()
-        if all(each in value for each in _MATRIX):
-            width = str(value["quant_mode"])
-            found.add((_SAME_TABLE.get(width, width), int(value["n"]), int(value["k"])))
-    return frozenset(found)
-
-
-def wanted_by(spec: str, matrices: frozenset[Matrix] = frozenset()) -> Wanted:
-    """Return the keys that a specification of the package asks for, in whichever of its operations.
-
-    `matrices`: those of the model in any layout, so that all layouts have one excerpt; none: any may be asked for.
-    """
+def wanted_by(spec: str) -> Wanted:
+    """Return the keys that a specification of the package asks for, in whichever of its operations."""
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
     experts: set[tuple[int, ...]] = set()
-    copied = False
-    for name, value in _leaves(msgspec.json.decode(spec), ""):
-        if isinstance(value, dict):
-            if all(each in value for each in _SHAPE):
-                experts.add(tuple(int(value[each]) for each in _SHAPE))
-            copied = copied or ("n_kv" in value and value["n_kv"] == value.get("n"))
-        elif isinstance(value, str) and ("quant" in name or "dtype" in name):
-            widths.update((value, _SAME_TABLE.get(value, value)))
-        elif isinstance(value, int) and name in _HEAD_SIZES:
-            heads.add(value)
-        elif isinstance(value, int) and name == _WINDOW:
-            windows.add(value)
+    matrices: set[Matrix] = set()
+    copied, others = False, False
+    for wide, facts in _objects(msgspec.json.decode(spec)):
+        names = facts.keys()
+        if names >= _SHAPES:
+            experts.add(tuple(int(facts[each]) for each in _SHAPE))
+        if names >= _MATRIX:
+            matrices.add((_looked_up(facts["quant_mode"]), int(facts["n"]), int(facts["k"])))
+        copied = copied or ("n_kv" in facts and facts["n_kv"] == facts.get("n"))
+        for key, value in facts.items():
+            if isinstance(value, str) and (wide or _says_width(key)):
+                widths.update((value, _looked_up(value)))
+            elif isinstance(value, dict):
+                others = others or (key[:1].isupper() and key not in _TIMED_ALONE)
+        heads.update(facts[each] for each in names & _HEAD_SIZES if isinstance(facts[each], int))
+        if isinstance(facts.get(_WINDOW), int):
+            windows.add(facts[_WINDOW])
     return Wanted(
         widths=tuple(sorted(widths)),
         head_sizes=tuple(sorted(heads)),
         windows=tuple(sorted(windows)),
         copied_heads=copied,
         experts=tuple(sorted(experts)),
-        matrices=tuple(sorted(matrices)),
+        matrices=() if others else tuple(sorted(matrices)),
     )
 
 
-def _leaves(node: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yield every object and every value, with its own name or, inside a list or a table of widths, the names above."""
-    if isinstance(node, dict):
-        yield name, node
-        for key, value in node.items():
-            own = key if isinstance(value, int | float | None) else f"{name} {key}"
-            yield from _leaves(value, own)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _leaves(value, name)
-    else:
-        yield name, node
+def _objects(whole: object) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """Yield every object, and whether a name above it says that its texts are widths; lists as objects of theirs."""
+    left = [(False, whole)]
+    while left:
+        wide, node = left.pop()
+        if isinstance(node, list):
+            node = {str(place): value for place, value in enumerate(node)}
+        if isinstance(node, dict):
+            yield wide, node
+            left += [
+                (wide or _says_width(key), value)
+                for key, value in node.items()
+                if isinstance(value, dict | list)
+            ]
+
+
+def _says_width(key: str) -> bool:
+    return "quant" in key or "dtype" in key
+
+
+def _looked_up(width: str) -> str:
+    return _SAME_TABLE.get(width, width)
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,11 +306,11 @@ def _matrices(rows: Any, wanted: Wanted) -> Any:
     if not wanted.matrices:
         return kept
     codes, known = _codes(rows, "gemm_dtype")
-    sizes = [_numbers(rows, name) for name in ("m", "n", "k")]
+    tokens, columns, depth = (_numbers(rows, name) for name in ("m", "n", "k"))
     for place, width in enumerate(known):
         of_width = numpy.flatnonzero(kept & (codes == place))
         asked = [(n, k) for each, n, k in wanted.matrices if each == width]
-        stay = kept_sizes(*(column[of_width] for column in sizes), asked)
+        stay = kept_sizes(tokens[of_width], columns[of_width], depth[of_width], asked)
         stay[:1] = True
         kept[of_width] = stay
     return kept

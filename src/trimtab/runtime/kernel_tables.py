@@ -25,7 +25,7 @@ from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
-from trimtab.runtime.kernel_excerpt import Excerpts, Matrix, Tables, matrices_of, wanted_by
+from trimtab.runtime.kernel_excerpt import Excerpts, Matrix, Tables, wanted_by
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -92,7 +92,8 @@ class PackageTables:
         self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
-        self._matrices: dict[tuple[Any, ...], frozenset[Matrix]] = {}
+        self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -225,11 +226,11 @@ class PackageTables:
 
     def _checkpoints(self, model: str) -> tuple[str, ...]:
         """Return names that the package carries, or a folder; a path that is there is never taken for a name."""
-        found = () if Path(model).exists() else checkpoints_of(model, carried())
-        if found:
-            return found
-        folder = self._folders.folder_of(model)
-        return () if folder is None else (folder,)
+        if model not in self._names:
+            found = () if Path(model).exists() else checkpoints_of(model, carried())
+            folder = None if found else self._folders.folder_of(model)
+            self._names[model] = found if folder is None else (folder,)
+        return self._names[model]
 
     def _first_with_data(
         self, serving: Serving, layout: Layout, engine: str, system: str, checkpoints: tuple[str, ...]
@@ -266,20 +267,25 @@ class PackageTables:
         root = None
         if sizes is not None:
             whole = Tables(package=package_root(), version=version(), system=system, engine=engine)
-            found = self._excerpts.root(whole, wanted_by(spec, self._matrices_of(sizes, spec)))
+            own = wanted_by(spec)
+            usual = self._matrices_of(sizes, own.matrices)
+            wanted = msgspec.structs.replace(own, matrices=usual)
+            found = self._excerpts.root(whole, wanted)
             root = None if found is None else str(found)
         key = (system, engine, root)
         if key not in self._holding:
             self._holding[key] = held(tables, root)
         return root
 
-    def _matrices_of(self, sizes: _Sizes, spec: str) -> frozenset[Matrix]:
-        """Return the matrices of a model in all usual sizes, and those of a specification of another size."""
-        own = matrices_of(spec)
+    def _matrices_of(self, sizes: _Sizes, own: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        """Return the matrices of a model in all usual sizes, so that its layouts have one excerpt, and its own."""
+        if not own:
+            return ()
         if sizes.args not in self._matrices:
-            self._matrices[sizes.args] = frozenset().union(*(matrices_of(each) for each in sizes()))
+            told = [wanted_by(each).matrices for each in sizes()]
+            self._matrices[sizes.args] = tuple(sorted({each for some in told for each in some}))
         usual = self._matrices[sizes.args]
-        return own and (usual if own <= usual else own | usual)
+        return usual if set(own) <= set(usual) else tuple(sorted({*own, *usual}))
 
     def _database(self, system: str, engine: str, mode: str) -> Any:
         key = (system, engine, mode)
