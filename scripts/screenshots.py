@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from picture_report import FLAGS, FOLDER
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 TRIMTAB = [sys.executable, "-m", "trimtab.interfaces.cli"]
@@ -22,6 +23,7 @@ VIEW = {"width": 1180, "height": 900}
 HEIGHT_MAX = 1250
 """Of the picture of a lever, in pixels: its chain, effects and the grid of its gates."""
 
+COLOURS = 128
 START_S = 120.0
 READY_MS = 60_000
 SEEN_S = 45.0
@@ -87,13 +89,22 @@ def take(page: Page, url: str) -> None:
     page.wait_for_selector("#link[data-link=live]", timeout=READY_MS)
     page.wait_for_selector("#fleet table")
     page.screenshot(path=str(FOLDER / "page.png"))
-    lever = page.locator("article.lever").first
+    levers = page.locator("article.lever")
+    # One that was judged by cut shows most; which one comes first depends on what is on at the moment.
+    by_cut = levers.filter(has=page.locator(".grid"))
+    lever = (by_cut if by_cut.count() else levers).first
     lever.locator("[id^=chain-button-]").click()
     lever.locator(".chain li").first.wait_for(timeout=READY_MS)
-    box = lever.bounding_box()
-    assert box is not None
-    clip = {**box, "height": min(box["height"], HEIGHT_MAX)}
-    page.screenshot(path=str(FOLDER / "page-lever.png"), full_page=True, clip=clip)
+    lever.screenshot(path=str(FOLDER / "page-lever.png"))
+    for name in ("page.png", "page-lever.png"):
+        make_small(FOLDER / name)
+
+
+def make_small(picture: Path) -> None:
+    """Cut a picture below, and keep few colours: it is text and bars."""
+    with Image.open(picture) as taken:
+        top = taken.convert("RGB").crop((0, 0, taken.width, min(taken.height, HEIGHT_MAX)))
+    top.quantize(COLOURS).save(picture, optimize=True)
 
 
 def main() -> None:

@@ -101,6 +101,7 @@ async def test_after_adoption_requests_of_the_lost_cut_stay_on_the_baseline() ->
     ("technique_and_cut", "more", "refused"),
     [
         (("speculation", "constraint=json_schema"), "", True),
+        (("speculation", "constraint=json_object"), "", True),
         (("speculation", "constraint=json_schema"), 'slice = ["constraint=json_schema"]\n', True),
         (
             ("speculation", "constraint=json_schema"),
