@@ -188,7 +188,8 @@ class StreamPump:
         self._kept.clear()
         self._kept_at.clear()
         self._digested_s = times[-1]
-        if all(map(is_inside, parts)):
+        joined = b"".join(parts)
+        if (b"\\" not in joined and b'"' not in joined) or all(map(is_inside, parts)):
             text = text_of(parts)
             if text is not None:
                 self._saw_texts(text, times)
