@@ -5,7 +5,8 @@
 
 Rounds are added to those that the file has, so that a long measurement can be made in short pieces. Proxies run on
 core 0, engine and client on core 1. With 1,024 streams events are further apart, so that as many are offered as with
-256: what changes is the number of streams.
+256: what changes is the number of streams. `--events 320` makes streams ten times as long, so that what a request costs
+is borne by ten times as many events; such rounds belong in a file of their own.
 """
 
 import argparse
@@ -38,14 +39,14 @@ def main() -> None:
     rows = [Row(**row) for row in kept["rows"]]
     if not given.report:
         done = max((row.round for row in rows), default=-1) + 1
-        shapes = [shape(int(streams)) for streams in given.streams.split(",")]
+        shapes = [shape(int(streams), given.events) for streams in given.streams.split(",")]
         with (
             tempfile.TemporaryDirectory(prefix="trimtab-proxy-") as folder,
             running(given.proxies.split(","), Path(folder)) as targets,
         ):
             rounds = range(done, done + given.rounds)
             rows += asyncio.run(measure(targets, shapes, rounds, given.window_s))
-        save(given.out, rows)
+        save(given.out, rows, given.events)
     say(rows, given.figure)
 
 
@@ -56,22 +57,24 @@ def arguments() -> Any:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", default="64,256,1024")
     parser.add_argument("--proxies", default=",".join(PROXIES))
+    parser.add_argument("--events", type=int, default=EVENTS, help="events of a stream")
     parser.add_argument("--window-s", type=float, default=3.0)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--figure", type=Path, default=None)
     return parser.parse_args()
 
 
-def shape(streams: int) -> Shape:
+def shape(streams: int, events: int) -> Shape:
     """Return what is asked for with so many streams."""
-    return Shape(streams=streams, events=EVENTS, gap_ms=GAPS_MS.get(streams, GAP_MS))
+    return Shape(streams=streams, events=events, gap_ms=GAPS_MS.get(streams, GAP_MS))
 
 
-def save(path: Path, rows: list[Row]) -> None:
+def save(path: Path, rows: list[Row], events: int) -> None:
     """Keep everything that was measured."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {
         "command": "python -m bench.proxy",
+        "events": events,
         "python": platform.python_version(),
         "versions": {peer: version(peer) for peer in (*REQUIREMENTS, NGINX)},
         "rows": [row.as_json() for row in rows],

@@ -22,6 +22,8 @@ _EOL_KNOWN = rb"(?:\r\n|\n|\r(?=[^\n]))"
 _EMPTY_EVENT = re.compile(_EOL_KNOWN)
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))" + _EOL_KNOWN)
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+# As a number: bytes are looked for in bytes by way of an exception.
+_CR = ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # The longest end of an event that can still be incomplete.
 _OVERLAP = 3
@@ -82,7 +84,7 @@ class SSEParser:
             self._pending
             or data[:6] != b"data: "
             or data[-2:] != b"\n\n"
-            or b"\r" in data
+            or _CR in data
             or len(data) > self._event_bytes_max
         ):
             return None

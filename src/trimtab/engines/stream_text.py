@@ -7,6 +7,7 @@ what it said in the event that was decoded. Anything else (other fields, usage, 
 
 import re
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,14 +18,20 @@ _TEXT = re.compile(
 )
 _INSIDE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _STRING = msgspec.json.Decoder(str)
-_HEADS_MAX = 1024
-_HEADED_BYTES_MAX = 2048
+_FORMS_MAX = 1024
+_FORMED_BYTES_MAX = 2048
+
+LF, CR, QUOTE, BACKSLASH = b'\n\r"\\'
+"""Bytes as numbers: Python looks for bytes in bytes by way of an exception that it makes and throws away."""
+
+Form: TypeAlias = tuple[bytes, slice, slice]
+"""What stands before the text in a chunk of one size, where that is, and where the text is."""
 
 
 class StreamText:
     """What the events of one stream have in common, as it was last seen."""
 
-    __slots__ = ("_after", "_before", "_shorter", "_size", "heads", "is_known", "tail")
+    __slots__ = ("_after", "_before", "_shorter", "_size", "back", "forms", "is_known", "tail")
 
     def __init__(self) -> None:
         self.is_known = False
@@ -33,8 +40,10 @@ class StreamText:
         self._size = self._shorter = 0
         self.tail = b""
         """What follows the text in a chunk of one event, the end of its frame included."""
-        self.heads: dict[int, bytes] = {}
-        """What stands before the text in a chunk, by the size of the chunk: of sizes up to 2 KiB that were seen."""
+        self.back = slice(None)
+        """Where that is."""
+        self.forms: dict[int, Form] = {}
+        """Of chunks by their size: of sizes up to 2 KiB that were seen."""
 
     def learn(self, data: bytes, event: StreamEvent) -> None:
         """Take an event's data and what it was decoded to as the pattern of those that follow."""
@@ -46,7 +55,8 @@ class StreamText:
         self._after = data[found.end(1) :] + b"\n\n"
         self._size, self._shorter = len(self._before), len(self._before) + len(self._after)
         self.tail = self._after + b"\r\n"
-        self.heads.clear()
+        self.back = slice(-len(self.tail), None)
+        self.forms.clear()
         self.is_known = True
 
     def insides(self, chunks: bytes) -> list[bytes] | None:
@@ -56,25 +66,25 @@ class StreamText:
         """
         if not self.is_known:
             return None
-        tail, heads = self.tail, self.heads
+        tail, forms = self.tail, self.forms
         parts = chunks.split(tail)
         if parts.pop():
             return None
         for at, part in enumerate(parts):
             size = len(part) + len(tail)
-            head = heads.get(size) or self._head(size)
-            if head is None or not part.startswith(head):
+            form = forms.get(size) or self._form(size)
+            if form is None or not part.startswith(form[0]):
                 return None
-            text = part[len(head) :]
-            if b"\n" in text or b"\r" in text:
+            text = part[len(form[0]) :]
+            if LF in text or CR in text:
                 return None
             if not is_inside(text):
                 return None
             parts[at] = text
         return parts
 
-    def _head(self, size: int) -> bytes | None:
-        """Return what stands before the text of a chunk that has this size, its frame included.
+    def _form(self, size: int) -> Form | None:
+        """Return the form of a chunk that has this size, its frame included.
 
         None where no chunk has this size: 255 bytes are one more with their length, 256 bytes two more.
         """
@@ -85,11 +95,12 @@ class StreamText:
         if len(length) != digits:
             return None
         head = b"%b\r\n%b" % (length, self._before)
-        if size <= _HEADED_BYTES_MAX:
-            if len(self.heads) >= _HEADS_MAX:
-                self.heads.clear()
-            self.heads[size] = head
-        return head
+        form = head, slice(len(head)), slice(len(head), -len(self.tail))
+        if size <= _FORMED_BYTES_MAX:
+            if len(self.forms) >= _FORMS_MAX:
+                self.forms.clear()
+            self.forms[size] = form
+        return form
 
     def data(self, part: bytes) -> bytes:
         """Return the data of the event that has this between what all have in common."""
@@ -105,14 +116,14 @@ class StreamText:
         ):
             return None
         part = raw[self._size : len(raw) + self._size - self._shorter]
-        if b"\n" in part or b"\r" in part:
+        if LF in part or CR in part:
             return None
         return part if is_inside(part) else None
 
 
 def is_inside(part: bytes) -> bool:
     """Say whether bytes between two quotes are one JSON string's inside: no quote ends it before the last."""
-    return (b"\\" not in part and b'"' not in part) or _INSIDE.fullmatch(part) is not None
+    return (BACKSLASH not in part and QUOTE not in part) or _INSIDE.fullmatch(part) is not None
 
 
 def _is_text_alone(event: StreamEvent) -> bool:
@@ -129,6 +140,6 @@ def text_of(parts: Sequence[bytes]) -> str | None:
     """Return the text that the insides of JSON strings make together, None where they are no UTF-8 or no JSON."""
     joined = b"".join(parts)
     try:
-        return _STRING.decode(b'"%b"' % joined) if b"\\" in joined else joined.decode()
+        return _STRING.decode(b'"%b"' % joined) if BACKSLASH in joined else joined.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None

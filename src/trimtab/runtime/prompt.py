@@ -147,11 +147,11 @@ def repetition_of(prompt: bytes) -> float | None:
     np.add.accumulate(data, out=sums[1:])
     hashes = sums[SHINGLE_BYTES:] - sums[:count]
     hashes *= _INVERSES[:count]
-    chosen = hashes[hashes < _CHOSEN_BELOW]
-    if chosen.size * SHINGLE_SAMPLE_MIN < count:
-        # Few distinct shingles, and by chance the frequent ones were not chosen: count them all.
-        chosen = hashes
-    chosen.sort()
+    # Sorting all and cutting is quicker than choosing, for which a core would have to guess a bit for each byte.
+    hashes.sort()
+    size = int(hashes.searchsorted(_CHOSEN_BELOW))
+    # Few distinct shingles, and by chance the frequent ones were not chosen: count them all.
+    chosen = hashes if size * SHINGLE_SAMPLE_MIN < count else hashes[:size]
     distinct = 1 + int(np.count_nonzero(chosen[1:] != chosen[:-1]))
     return 1.0 - float(distinct) / float(chosen.size)
 

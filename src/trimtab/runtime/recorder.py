@@ -5,7 +5,7 @@ model is looping; everything else is counted or hashed as it comes.
 """
 
 import hashlib
-import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -126,7 +126,7 @@ class Measurement:
         before = times if self._last_s is None else (self._last_s, *times)
         if self._second_s is None and len(before) > 1:
             self._second_s = before[1]
-        gap_s = max((b - a for a, b in itertools.pairwise(before)), default=None)
+        gap_s = max(map(operator.sub, before[1:], before), default=None)
         if gap_s is not None:
             self._gap_s_max = max(self._gap_s_max or 0.0, gap_s)
         self._last_s = times[-1]

@@ -16,19 +16,17 @@ from typing import Final
 
 from trimtab.core.ports import Clock, EngineFormat, EngineFormatError, StreamEvent
 from trimtab.engines.sse import EVENT_BYTES_MAX, SSEEvent, SSEParser, SSETooLargeError, parse_event
-from trimtab.engines.stream_text import StreamText, is_inside, text_of
+from trimtab.engines.stream_text import BACKSLASH, CR, LF, QUOTE, StreamText, is_inside, text_of
 from trimtab.policies.loadstate import LoadState
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream_connection import Lane, UpstreamRefusedError
 
-KEPT_MAX: Final = 32
+KEPT_MAX: Final = 64
 """Events whose text is not yet taken in: the load of a replica is behind by at most so many tokens."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024
-_NEVER: Final = b"\0"
-"""What no HTTP chunk begins with."""
 
 
 class StreamPump:
@@ -87,15 +85,16 @@ class StreamPump:
 
     def _made_lane(self) -> Lane:
         kept, kept_at, digest, many = self._kept, self._kept_at, self.digest, self._take_many
-        head_of, tail, end = self._text.heads.get, self._text.tail, -len(self._text.tail)
+        form_of, tail, back = self._text.forms.get, self._text.tail, self._text.back
         put, keep, note, now_s = self._exchange.put, kept.append, kept_at.append, self._mono_s
 
         def lane(chunks: bytes) -> bool:
-            head = head_of(len(chunks), _NEVER)
-            if not chunks.startswith(head) or not chunks.endswith(tail):
+            form = form_of(len(chunks))
+            if form is None or chunks[back] != tail:
                 return many(chunks)
-            text = chunks[len(head) : end]
-            if not text or b"\n" in text or b"\r" in text:
+            head, front, middle = form
+            text = chunks[middle]
+            if chunks[front] != head or not text or LF in text or CR in text:
                 return many(chunks)
             try:
                 put(chunks)
@@ -188,7 +187,8 @@ class StreamPump:
         self._kept.clear()
         self._kept_at.clear()
         self._digested_s = times[-1]
-        if all(map(is_inside, parts)):
+        joined = b"".join(parts)
+        if (BACKSLASH not in joined and QUOTE not in joined) or all(map(is_inside, parts)):
             text = text_of(parts)
             if text is not None:
                 self._saw_texts(text, times)

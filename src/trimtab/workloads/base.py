@@ -208,7 +208,6 @@ LOOP_PERIOD_LINES_MAX: Final = 8
 LOOP_SCAN_CHARS_MAX: Final = 8_000
 LOOP_REPEATS_MIN: Final = 4
 LOOP_SHARE_MIN: Final = 0.4
-_THRICE: Final = re.compile(rf"(.{{1,{LOOP_PERIOD_TOKENS_MAX}}}?)\1\1", re.DOTALL)
 
 
 def looks_looping(text: str) -> bool:
@@ -233,9 +232,7 @@ def looks_looping(text: str) -> bool:
 def _repeats_back_to_back(units: Sequence[str], period_max: int, *, short_unit: int) -> bool:
     """Say whether some period fills enough of the units with enough repeats."""
     count = len(units)
-    # Whatever repeats often enough stands three times in a row somewhere; most outputs have nothing of the kind.
-    letters = dict(zip(dict.fromkeys(units), map(chr, range(count)), strict=False))
-    if _THRICE.search("".join(map(letters.__getitem__, units))) is None:
+    if not _may_repeat(units, period_max):
         return False
     for period in range(1, min(period_max, count // 3) + 1):
         start, length = _longest_run(units, period)
@@ -245,6 +242,23 @@ def _repeats_back_to_back(units: Sequence[str], period_max: int, *, short_unit: 
         if any(any(c.isalnum() for c in unit) for unit in units[start : start + period]):
             return True
     return False
+
+
+def _may_repeat(units: Sequence[str], period_max: int) -> bool:
+    """Say False where no period can fill enough of the units, at a cost that hardly grows with them.
+
+    A run that is long enough, of at least three repeats, has two thirds of its units equal to those a period before.
+    Cut into pieces of half that length, the units have one piece that lies in it as a whole and so stands a period
+    earlier too.
+    """
+    count = len(units)
+    size = max(1, int(LOOP_SHARE_MIN * count * 2.0 / 3.0) // 2)
+    letters = dict(zip(dict.fromkeys(units), map(chr, range(count)), strict=False))
+    text = "".join(map(letters.__getitem__, units))
+    return any(
+        text.find(text[at : at + size], max(0, at - period_max), at + size - 1) >= 0
+        for at in range(size, count - size + 1, size)
+    )
 
 
 def _longest_run(units: Sequence[str], period: int) -> tuple[int, int]:
