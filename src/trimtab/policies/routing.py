@@ -275,7 +275,7 @@ def _holders(view: FleetView, request: RouteRequest, most: int) -> list[int]:
     for match in reversed(matches):
         if len(found) >= most:
             break
-        found += match.places()[: most - len(found)]
+        found += match.places(most - len(found))
     return found
 
 
