@@ -138,6 +138,13 @@ class PagesAgree(RuleBasedStateMachine):
             self.recent = [other for other in self.recent if other != block] + [block]
         self.recent = self.recent[-self.BLOCKS_MAX :]
 
+    @rule(replica=REPLICAS, text=WORDS)
+    def finish(self, replica: str, text: str) -> None:
+        self.index.finished(replica, blocks_of(text))
+        held = [block for block in self.recent if block[0] == replica and text.startswith(block[1])]
+        held.sort(key=lambda block: -len(block[1]))
+        self.recent = [other for other in self.recent if other not in held] + held
+
     @rule(replica=REPLICAS)
     def restart(self, replica: str) -> None:
         self.index.forget(replica)

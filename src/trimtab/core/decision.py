@@ -1,6 +1,6 @@
 """Routing decisions as values: what was seen, every candidate with its terms, what was chosen and why."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol
@@ -116,11 +116,12 @@ def listed(view: FleetView, only: Collection[str] | None = None) -> FleetView:
     if told is None:
         kept = view.replicas if only is None else [one for one in view.replicas if one.id in only]
         return view if only is None else structs.replace(view, replicas=tuple(kept))
-    wanted: Iterable[int] = range(len(told))
+    wanted = list(range(len(told)))
     if only is not None:
         found = (columns.place(id_) for id_ in only)
         wanted = sorted(at for at in found if at is not None)
-    replicas = tuple(with_work(told[at], columns, at) for at in wanted)
+    rows = columns.block[:, wanted].T.tolist()
+    replicas = tuple(_with_row(told[at], row) for at, row in zip(wanted, rows, strict=True))
     made = FleetView(at_s=view.at_s, replicas=replicas, sequence=view.sequence)
     if only is None:
         made.__dict__["_columns"] = columns
@@ -129,7 +130,11 @@ def listed(view: FleetView, only: Collection[str] | None = None) -> FleetView:
 
 def with_work(told: ReplicaView, columns: FleetColumns, at: int) -> ReplicaView:
     """Return what the fleet told of a replica together with its load, which stands at place `at` of columns."""
-    running, waiting, prefill, decode, share, _, seen_at_s = columns.block[:, at].tolist()
+    return _with_row(told, columns.block[:, at].tolist())
+
+
+def _with_row(told: ReplicaView, row: Sequence[float]) -> ReplicaView:
+    running, waiting, prefill, decode, share, _, seen_at_s = row
     return ReplicaView(
         id=told.id,
         url=told.url,

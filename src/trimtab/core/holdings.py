@@ -23,11 +23,11 @@ class Match(NamedTuple):
     first: int
     flags: Flags | None
 
-    def places(self) -> Sequence[int]:
-        """Return the places, the lowest first."""
+    def places(self, most: int | None = None) -> Sequence[int]:
+        """Return the places, the lowest first, so many at most."""
         if self.flags is None:
             return (self.first,)
-        found: list[int] = places_of(self.bits).tolist()
+        found: list[int] = places_of(self.bits)[:most].tolist()
         return found
 
 

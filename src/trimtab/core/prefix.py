@@ -94,7 +94,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixIndex:
     """A bounded model of what every replica holds. One owner; lookups change nothing.
 
-    Memory: a block costs about 250 bytes for each replica that holds it, and more with more replicas (a bit for each).
+    Memory: a paged block costs about 160 bytes and a bit for each replica, however many of them hold it.
     """
 
     def __init__(self, blocks_max: int, block_bytes: int) -> None:

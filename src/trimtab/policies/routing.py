@@ -251,12 +251,14 @@ def _kept(
         return range(count)
     kept = {0} if outcome.winner is None else {outcome.winner}
     half = CANDIDATES_KEPT // 2
-    if by is not None:
+    scores = outcome.scores
+    if scores is None and by is not None:
         many = Many(view, request)
-        scores = outcome.scores
-        if scores is None:
-            scores = scores_of(many, by) if isinstance(by, Bounds) else load_tokens(columns, by)
-        kept.update(np.argpartition(many.masked(scores), half)[:half].tolist())
+        scores = many.masked(
+            scores_of(many, by) if isinstance(by, Bounds) else load_tokens(columns, by)
+        )
+    if scores is not None:
+        kept.update(np.argpartition(scores, half)[:half].tolist())
     kept.update(_holders(view, request, half))
     return sorted(kept)
 
@@ -275,7 +277,7 @@ def _holders(view: FleetView, request: RouteRequest, most: int) -> list[int]:
     for match in reversed(matches):
         if len(found) >= most:
             break
-        found += match.places()[: most - len(found)]
+        found += match.places(most - len(found))
     return found
 
 

@@ -47,7 +47,9 @@ class Few:
         preferred, holdings = request.preferred, request.holdings
         self.preferred = [id_ in preferred for id_ in self.ids] if preferred else []
         self.held: list[float] = [holdings.by(id_) for id_ in self.ids]
-        self.displaced: list[float] = [holdings.displaced_by(id_) for id_ in self.ids]
+        self.displaced = [0.0] * len(self.ids)
+        if holdings.displaces:
+            self.displaced = [holdings.displaced_by(id_) for id_ in self.ids]
 
     def load(self, at: int, cost: CostModel) -> float:
         """Return one replica's load in tokens of prefill."""
