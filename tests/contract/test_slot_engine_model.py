@@ -2,7 +2,7 @@
 
 Recorded by `bench/bench_embedded_fleet.py record`: two llama.cpp replicas, their gateway and the clients on two cores,
 four rounds of 36 s for each load, those left out in which others took the cores (one at the highest load, two at the
-fitted one). Routing, slots and reuse are simulated; of the fitted load reuse is told. The machine's unrest is chance, so
+fitted one). Routing, slots and reuse are simulated; of the fitted load reuse is told. Unrest is chance, so
 what is compared is the mean over several seeds.
 """
 
