@@ -17,7 +17,7 @@ from trimtab.core.types import Arm, RolloutState
 
 pytestmark = [
     pytest.mark.engine_llamacpp,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("own_state"),
 ]
 
@@ -120,7 +120,7 @@ async def whole_answer(serving: Serving, session: str, text: str) -> None:
 async def leave(serving: Serving) -> None:
     """Wait until a cut leaves; if none does, say what the last look said."""
     try:
-        await until_true(lambda: str(LONG) in refused(serving), 280, "long inputs leave the slice")
+        await until_true(lambda: str(LONG) in refused(serving), 420, "long inputs leave the slice")
     except AssertionError as error:
         raise AssertionError(f"{error}\n{told(serving)}") from None
 
