@@ -99,7 +99,9 @@ async def test_ignore_rule_that_matches_nothing_is_refused_before_anything_start
 ) -> None:
     """It names the folder, the rule and the nearest module."""
     async with plain_session() as session:
-        with pytest.raises(LaunchError, match=r"model: the ignore rule 'mlp\.down' matches no"):
+        with pytest.raises(
+            LaunchError, match=r"model: the ignore rule 'mlp\.down' matched nothing; nearest: model"
+        ):
             VllmLadder(ask(tmp_path, "mlp.down"), session, SystemClock())
 
 

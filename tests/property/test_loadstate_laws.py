@@ -158,4 +158,4 @@ def test_figures_that_are_kept_up_to_date_are_those_of_a_sweep(
             load.seen(replica, now_s=0.0, kv_used_share=None, running=request, waiting=number % 3)
         if number % every == 0:
             columns = load.glance(0.0).columns
-            np.testing.assert_allclose(columns.of_work(COST, rules), rules.whole(columns))
+            np.testing.assert_allclose(columns.of_work(COST, Work), rules.whole(columns))

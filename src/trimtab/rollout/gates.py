@@ -135,7 +135,8 @@ def harmed_cut(
     if result.verdict is not Verdict.FAIL or result.required:
         return None
     compared = max(map(_requests, filter(_of_all_traffic, results)), default=0)
-    if _requests(result) > WHOLE_SHARE * compared > 0.0:
+    is_counted_alike = result.metric in VETO_METRICS
+    if is_counted_alike and _requests(result) > WHOLE_SHARE * compared > 0.0:
         return None
     return leaving(record, result.cut)
 

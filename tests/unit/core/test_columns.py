@@ -29,19 +29,19 @@ def columns_of(count: int) -> FleetColumns:
 
 def test_few_changes_are_put_right_without_a_sweep_and_many_by_one() -> None:
     """Between two decisions work changes in a few places; after more of them everything is made anew."""
-    columns, rules = columns_of(4), Counted()
+    columns, rules = columns_of(CHANGED_MAX + 1), Counted()
     for changes, sweeps in ((0, 1), (CHANGED_MAX, 1), (CHANGED_MAX + 1, 2), (3, 2)):
         for number in range(changes):
-            columns.running[number % 4] += 1
-            columns.changed(number % 4)
-        np.testing.assert_array_equal(columns.of_work("key", rules)[0], columns.running)
+            columns.running[number] += 1
+            columns.changed(number)
+        np.testing.assert_array_equal(columns.of_work("key", lambda _: rules)[0], columns.running)
         assert rules.sweeps == sweeps
 
 
 def test_changes_that_nobody_asks_about_any_more_take_no_room() -> None:
     """A plan may change to a policy that never looks at work: what is remembered for the old one has an end."""
     columns, rules = columns_of(2), Counted()
-    columns.of_work("key", rules)
+    columns.of_work("key", lambda _: rules)
     for number in range(100 * CHANGED_MAX):
         columns.changed(number % 2)
         assert len(columns._changed) <= CHANGED_MAX
