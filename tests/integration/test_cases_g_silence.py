@@ -194,11 +194,13 @@ async def test_502_after_pauses_alone_is_told_to_be_the_keep_alive(
     assert said.pause_s_min >= pause_s - 0.01
 
 
-async def test_stream_whose_events_pass_unread_is_not_silent() -> None:
-    """Events that go on as they came count as a sign of life: neither cut off nor bridged with comments."""
-    script = stream_of([*[SAID] * 30, DONE], gap_s=0.05)
+@pytest.mark.parametrize("text", ["one", ""])
+async def test_stream_whose_events_pass_unread_is_not_silent(text: str) -> None:
+    """Events that go on as they came, with or without text, are signs of life: no cut, and no comment in between."""
+    again = sse(chunk({"content": text}))
+    script = stream_of([SAID, *[again] * 30, DONE], gap_s=0.05)
     async with Harness(FakeEngine(script=script), idle_timeout_s=0.7, heartbeat_s=0.6) as fleet:
         reply = await fleet.post()
         record = await fleet.record()
     assert record.error is ErrorClass.NONE
-    assert reply.body == SAID * 30 + DONE
+    assert reply.body == SAID + again * 30 + DONE

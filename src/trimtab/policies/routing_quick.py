@@ -3,8 +3,8 @@
 What is left out is what cannot change the winner. Who is over the bound on load is asked of the replica with the best
 score, of the next one if it is, and of nobody else. What is held is taken off the scores of those that hold something;
 most of the others are never looked at one by one. Where more is to be weighed (slots whose prompts are overwritten,
-preferred replicas, KV nearly full, a hot prefix, many equals under load), there is no answer here and `routing_many`
-gives it, from the same numbers by the same operations, so that both choose alike to the last digit.
+preferred replicas, KV nearly full, a hot prefix, many equals, many over the bound), there is no answer here and
+`routing_many` gives it, from the same numbers by the same operations, so that both choose alike to the last digit.
 """
 
 import math

@@ -56,7 +56,7 @@ def times_ms(
         whole = slots if slots > 1.0 else 1.0
         remaining = decode / in_flight if in_flight > 1.0 else decode
         step = cost.step_base_ms + per_stream * whole
-        wait += (in_flight - slots + 1) * remaining * step / whole
+        wait += (in_flight - slots + 1) * remaining * (step / whole)
     batch = running + 1.0 if running + 1.0 < slots else slots
     return (
         wait,

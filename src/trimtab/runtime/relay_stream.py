@@ -68,7 +68,8 @@ class StreamPump:
         self._text = StreamText()
         self._is_plain = False
         self._lane: Lane | None = None
-        self._digested_s = -math.inf
+        # When an event last passed of whose text nothing is kept: it was taken in, or there is none in it.
+        self._passed_s = -math.inf
         self.too_large: SSETooLargeError | None = None
         """Set when an event was over its limit; nothing is taken any more."""
 
@@ -119,7 +120,7 @@ class StreamPump:
             self._exchange.put(chunks)
         except RuntimeError:
             return True
-        at_s = self._mono_s()
+        at_s = self._passed_s = self._mono_s()
         for inside in insides:
             if inside:
                 self._kept.append(inside)
@@ -131,8 +132,8 @@ class StreamPump:
     @property
     def silent_s(self) -> float:
         """Seconds since something was last taken in past the parser; infinite where nothing was."""
-        last_s = self._kept_at[-1] if self._kept_at else self._digested_s
-        return self._mono_s() - last_s
+        kept_s = self._kept_at[-1] if self._kept_at else -math.inf
+        return self._mono_s() - max(kept_s, self._passed_s)
 
     def take(self, data: bytes, framed: bytes | None) -> None:
         """Take in what came. `framed`: the same as one HTTP chunk, where it came so."""
@@ -186,7 +187,7 @@ class StreamPump:
         # A lane holds the lists themselves.
         self._kept.clear()
         self._kept_at.clear()
-        self._digested_s = times[-1]
+        self._passed_s = max(self._passed_s, times[-1])
         joined = b"".join(parts)
         if (BACKSLASH not in joined and QUOTE not in joined) or all(map(is_inside, parts)):
             text = text_of(parts)

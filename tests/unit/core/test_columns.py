@@ -45,3 +45,13 @@ def test_changes_that_nobody_asks_about_any_more_take_no_room() -> None:
     for number in range(100 * CHANGED_MAX):
         columns.changed(number % 2)
         assert len(columns._changed) <= CHANGED_MAX
+
+
+def test_a_sessions_first_place_is_that_of_its_order() -> None:
+    """Whether few equals are told apart in plain numbers or many by columns, a session has the same place."""
+    ids = tuple(f"r{at:03}" for at in range(200))
+    hashes = np.array([at * 0x9E3779B97F4A7C15 % 2**64 for at in range(200)], dtype=np.uint64)
+    columns = FleetColumns(ids, {id_: at for at, id_ in enumerate(ids)}, hashes)
+    for key in (0, 1, 0xDEADBEEF, 2**64 - 1):
+        expected = int(np.argmin(columns.session_places(key)))
+        assert expected == columns.session_first(key, range(200))
