@@ -178,6 +178,29 @@ async def test_harm_in_a_cut_of_all_requests_stops_the_lever() -> None:
     assert case.refused == {}
 
 
+async def test_harm_in_every_cut_of_a_dimension_stops_the_lever() -> None:
+    """Two labels and two lengths, all harmed alike: no cut leaves, for together they are all traffic."""
+
+    def answer(one: RequestRecord) -> RequestRecord:
+        ttft = 100.0 * spread(one, "ttft") * (1.6 if is_candidate(one) else 1.0)
+        return msgspec.structs.replace(
+            one,
+            label="long" if chance(one, "label") < 0.5 else "short",
+            tokens=Tokens(prompt=600 if chance(one, "prompt") < 0.5 else 100, output=50),
+            ttft_ms=ttft,
+            tpot_ms=20.0 * spread(one),
+            output_valid=None,
+        )
+
+    case = await Case(speculation(gates=LENIENT, cycle="150s")).start()
+    for _ in range(15):
+        await case.serve(10, answer, per_s=24)
+        if S.ROLLED_BACK in case.moves:
+            break
+    assert S.ROLLED_BACK in case.moves
+    assert case.refused == {}
+
+
 @pytest.mark.parametrize("metric", list(HARMS))
 async def test_no_harm_in_a_cut_is_a_pass_there(metric: str) -> None:
     """Harm in the other requests is not harm in these."""
