@@ -43,6 +43,9 @@ __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overa
 WHOLE_SHARE = 0.95
 """Of the compared requests: a cut of more of them is the traffic itself, and harm in it stops the lever."""
 
+PART_SHARE = 0.5
+"""Of the compared requests: where harm is shown everywhere, so many may leave and still leave enough to judge."""
+
 
 def evaluate(
     record: LeverRecord,
@@ -131,7 +134,8 @@ def harmed_cut(
     """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself.
 
     `results`: all of the look. Nothing leaves where that would leave no lever: not a cut of nearly all that was
-    compared, nor any cut while harm is shown in cuts that divide the traffic and are together nearly all of it.
+    compared. Where harm is shown in cuts that divide the traffic and are together nearly all of it, only cuts of at
+    most half of it leave, as their harm may be all there is; the next look says so, or stops the lever.
     """
     if result.verdict is not Verdict.FAIL or result.required:
         return None
@@ -140,7 +144,10 @@ def harmed_cut(
     if is_counted_alike and _requests(result) > WHOLE_SHARE * compared > 0.0:
         return None
     found = leaving(record, result.cut)
-    return None if found is None or _is_everywhere(record, results) else found
+    harmed = {} if found is None else _harmed_shares(record, results)
+    is_everywhere = any(share > WHOLE_SHARE for share in harmed.values())
+    mine = harmed.get((result.metric, _divided_by(result.cut)), 1.0)
+    return None if is_everywhere and mine > PART_SHARE else found
 
 
 def spared(record: LeverRecord, results: Sequence[GateResult]) -> Verdict:
@@ -239,8 +246,13 @@ def _of_all_traffic(result: GateResult) -> bool:
     return result.cut == ALL_TRAFFIC and is_harm and result.metric in VETO_METRICS
 
 
-def _is_everywhere(record: LeverRecord, results: Sequence[GateResult]) -> bool:
-    """Whether cuts that share no request show harm in one metric and are together nearly all that was compared."""
+def _harmed_shares(
+    record: LeverRecord, results: Sequence[GateResult]
+) -> dict[tuple[Metric, str], float]:
+    """Return which part of what was compared lies in cuts that show harm, by metric and what divides them.
+
+    Not of a single cut of nearly all requests: its harm may come from another cut that is in it.
+    """
     parts: dict[tuple[Metric, str], dict[str, int]] = {}
     for one in results:
         fails = one.verdict is Verdict.FAIL and not one.required
@@ -248,11 +260,13 @@ def _is_everywhere(record: LeverRecord, results: Sequence[GateResult]) -> bool:
         if fails and is_counted and leaving(record, one.cut) is not None:
             part = parts.setdefault((one.metric, _divided_by(one.cut)), {})
             part[one.cut] = max(part.get(one.cut, 0), _requests(one))
-    return any(
-        len(part) > 1
-        and sum(part.values()) > WHOLE_SHARE * _compared(record, metric, results) > 0.0
-        for (metric, _), part in parts.items()
-    )
+    shares: dict[tuple[Metric, str], float] = {}
+    for (metric, by), part in parts.items():
+        compared = _compared(record, metric, results)
+        share = sum(part.values()) / compared if compared else 0.0
+        if len(part) > 1 or share <= WHOLE_SHARE:
+            shares[metric, by] = share
+    return shares
 
 
 def _divided_by(cut: str) -> str:

@@ -7,7 +7,7 @@ from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.gate import GateResult, GateSpec, Metric, Question, Statistic
 from trimtab.core.lever import CutHarm, LeverRecord
 from trimtab.core.types import Verdict
-from trimtab.rollout.gates import harmed_cut, overall
+from trimtab.rollout.gates import harmed_cut, overall, spared
 from trimtab.rollout.leaving import leaving
 
 EDIT, CHAT = Cut(Dimension.LABEL, "edit"), Cut(Dimension.LABEL, "chat")
@@ -45,12 +45,12 @@ def leaves(record: LeverRecord, *results: GateResult) -> list[str]:
 
 
 def test_harm_in_cuts_that_are_together_all_traffic_stops_the_lever() -> None:
-    """Both labels are harmed alike: nothing leaves, whatever another dimension shows, and the look fails."""
+    """Both labels are harmed alike: nothing leaves, though one of the tenants is not harmed, and the look fails."""
     results = (
         answered("all", 1000),
         answered("label=edit", 600),
         answered("label=chat", 400),
-        answered("tenant=search", 300),
+        answered("tenant=search", 600),
         answered("constraint=free", 1000),
     )
     assert leaves(RECORD, *results) == []
@@ -62,6 +62,19 @@ def test_harm_in_some_cuts_of_a_dimension_takes_those_out() -> None:
     results = (answered("all", 1000), answered("label=edit", 600), answered("label=chat", 300))
     assert leaves(RECORD, *results) == ["label=chat", "label=edit"]
     assert overall(results, RECORD) is Verdict.PASS
+
+
+def test_harm_everywhere_that_may_come_from_one_cut_takes_that_cut_out_first() -> None:
+    """Each label has long prompts: they leave, and the next look says whether the labels are harmed without them."""
+    results = (
+        answered("all", 1000),
+        answered("label=edit", 600),
+        answered("label=chat", 400),
+        answered("input_tokens=1024-4096", 400),
+    )
+    assert leaves(RECORD, *results) == ["input_tokens=1024-4096"]
+    assert spared(RECORD, results) is Verdict.HOLD
+    assert leaves(RECORD, *results[:3]) == []
 
 
 def test_cuts_that_may_share_requests_are_not_added_up() -> None:
