@@ -178,6 +178,33 @@ async def test_harm_in_a_cut_of_all_requests_stops_the_lever() -> None:
     assert case.refused == {}
 
 
+@pytest.mark.parametrize("only_long", [False, True])
+async def test_harm_in_every_cut_of_a_dimension_stops_the_lever(only_long: bool) -> None:
+    """Two labels and two lengths: where all are harmed alike no cut leaves, for together they are all traffic. Where
+    both labels are harmed by long prompts alone, those leave and the rest goes on.
+    """
+
+    def answer(one: RequestRecord) -> RequestRecord:
+        long = chance(one, "prompt") < 0.4
+        harmed = is_candidate(one) and (long or not only_long)
+        return msgspec.structs.replace(
+            one,
+            label="chat" if chance(one, "label") < 0.5 else "edit",
+            tokens=Tokens(prompt=600 if long else 100, output=50),
+            ttft_ms=100.0 * spread(one, "ttft") * (1.6 if harmed else 1.0),
+            tpot_ms=20.0 * spread(one),
+            output_valid=None,
+        )
+
+    case = await Case(speculation(gates=LENIENT, cycle="150s")).start()
+    for _ in range(20):
+        await case.serve(10, answer, per_s=24)
+        if S.ROLLED_BACK in case.moves:
+            break
+    assert (S.ROLLED_BACK in case.moves) != only_long
+    assert list(case.refused) == (["input_tokens=256-1024"] if only_long else [])
+
+
 @pytest.mark.parametrize("metric", list(HARMS))
 async def test_no_harm_in_a_cut_is_a_pass_there(metric: str) -> None:
     """Harm in the other requests is not harm in these."""

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trimtab.core.cuts import Cut
-from trimtab.core.gate import GateResult, GateSpec, Metric, Question
+from trimtab.core.cuts import Cut, Dimension
+from trimtab.core.gate import GateResult, GateSpec, Metric, Question, Statistic
 from trimtab.core.lever import LeverRecord
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
@@ -42,6 +42,9 @@ __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overa
 
 WHOLE_SHARE = 0.95
 """Of the compared requests: a cut of more of them is the traffic itself, and harm in it stops the lever."""
+
+PART_SHARE = 0.5
+"""Of the compared requests: where harm is shown everywhere, so many may leave and still leave enough to judge."""
 
 
 def evaluate(
@@ -130,15 +133,21 @@ def harmed_cut(
 ) -> Cut | None:
     """Return the cut that a failed gate takes out of the lever, None if it fails the lever itself.
 
-    `results`: all of the look. A cut of nearly all that was compared takes nothing out: without it no lever is left.
+    `results`: all of the look. Nothing leaves where that would leave no lever: not a cut of nearly all that was
+    compared. Where harm is shown in cuts that divide the traffic and are together nearly all of it, only cuts of at
+    most half of it leave, as their harm may be all there is; the next look says so, or stops the lever.
     """
     if result.verdict is not Verdict.FAIL or result.required:
         return None
-    compared = max(map(_requests, filter(_of_all_traffic, results)), default=0)
+    compared = _compared(record, result.metric, results)
     is_counted_alike = result.metric in VETO_METRICS
     if is_counted_alike and _requests(result) > WHOLE_SHARE * compared > 0.0:
         return None
-    return leaving(record, result.cut)
+    found = leaving(record, result.cut)
+    harmed = {} if found is None else _harmed_shares(record, results)
+    is_everywhere = any(share > WHOLE_SHARE for share in harmed.values())
+    mine = harmed.get((result.metric, _divided_by(result.cut)), 1.0)
+    return None if is_everywhere and mine > PART_SHARE else found
 
 
 def spared(record: LeverRecord, results: Sequence[GateResult]) -> Verdict:
@@ -217,6 +226,17 @@ def _requests(result: GateResult) -> int:
     return result.n_baseline + result.n_candidate
 
 
+def _compared(record: LeverRecord, metric: Metric, results: Sequence[GateResult]) -> int:
+    """Return how many requests of all traffic could have shown harm in this metric.
+
+    Not every request has every metric: an answer of one token has no TPOT. Of a tail only its values are counted.
+    """
+    tails = {gate.name for gate in record.gates if gate.statistic is Statistic.TAIL_P95}
+    known = [one for one in results if _of_all_traffic(one) and one.gate not in tails]
+    same = [one for one in known if one.metric is metric]
+    return max(map(_requests, same or known), default=0)
+
+
 def _of_all_traffic(result: GateResult) -> bool:
     """Whether a result tells how many requests of all traffic could have shown harm in a cut.
 
@@ -224,6 +244,35 @@ def _of_all_traffic(result: GateResult) -> bool:
     """
     is_harm = result.question is not Question.GAIN
     return result.cut == ALL_TRAFFIC and is_harm and result.metric in VETO_METRICS
+
+
+def _harmed_shares(
+    record: LeverRecord, results: Sequence[GateResult]
+) -> dict[tuple[Metric, str], float]:
+    """Return which part of what was compared lies in cuts that show harm, by metric and what divides them.
+
+    Not of a single cut of nearly all requests: its harm may come from another cut that is in it.
+    """
+    parts: dict[tuple[Metric, str], dict[str, int]] = {}
+    for one in results:
+        fails = one.verdict is Verdict.FAIL and not one.required
+        is_counted = one.metric in VETO_METRICS and one.question is not Question.GAIN
+        if fails and is_counted and leaving(record, one.cut) is not None:
+            part = parts.setdefault((one.metric, _divided_by(one.cut)), {})
+            part[one.cut] = max(part.get(one.cut, 0), _requests(one))
+    shares: dict[tuple[Metric, str], float] = {}
+    for (metric, by), part in parts.items():
+        compared = _compared(record, metric, results)
+        share = sum(part.values()) / compared if compared else 0.0
+        if len(part) > 1 or share <= WHOLE_SHARE:
+            shares[metric, by] = share
+    return shares
+
+
+def _divided_by(cut: str) -> str:
+    """Return what a cut divides the traffic by; cuts by two headers may share requests."""
+    dimension, _, value = cut.partition("=")
+    return f"{dimension} {value.partition(':')[0]}" if dimension == Dimension.HEADER else dimension
 
 
 def _only_for_its_cut(result: GateResult) -> bool:

@@ -11,15 +11,14 @@ def leaving(record: LeverRecord, cut: str) -> Cut | None:
     """Return the cut that leaves, None where harm in it stops the lever.
 
     Only a lever whose record says so loses cuts, only those that requests can be told by before they are served, and
-    not the one cut that its slice consists of.
+    not the last cut of its slice that was not taken off it.
     """
     if record.harm_in_cut is not CutHarm.STOP_CUT or cut == ALL_TRAFFIC:
         return None
     dimension, _, value = cut.partition("=")
     found = Cut(Dimension(dimension), value)
-    if found.dimension not in KNOWN_BEFORE_SERVING or record.cuts == (found,):
-        return None
-    return found
+    is_last = set(record.cuts) - set(record.without) == {found}
+    return None if found.dimension not in KNOWN_BEFORE_SERVING or is_last else found
 
 
 def narrowed(record: LeverRecord, cut: Cut) -> LeverRecord:

@@ -216,6 +216,7 @@ class Controller:
             raise ControlError(
                 f"{proof.record.name} is {proof.rollout.state.value}: only a lever at its last share can be adopted"
             )
+        proof.may_be_adopted()
         self._check_thawed()
         adopted = move(proof.rollout, RolloutState.ADOPTED, self._clock.mono_s(), reason)
         await self._carry_out(proof, msgspec.structs.replace(adopted, share=1.0), None)

@@ -1,5 +1,6 @@
 """What the controller keeps of the lever that is being proven, and what it asks of others about it."""
 
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -66,8 +67,10 @@ class Proof(msgspec.Struct, kw_only=True):
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
     ) -> tuple[tuple[GateResult, ...], Verdict]:
         """Return a look's answer; where the arms are not what they seem, nothing that was compared counts."""
-        if self.harmed(results):
-            verdict = spared(self.record, results)
+        found = self._harmful(results)
+        if found:
+            is_all = self._is_all(found)
+            verdict = Verdict.FAIL if is_all else spared(self.record, results)
         ratio = self.exposed.result(candidate)
         if ratio is None:
             return results, verdict
@@ -102,9 +105,9 @@ class Proof(msgspec.Struct, kw_only=True):
     def took_out(self, harmed: dict[Cut, str]) -> CutsKept:
         """Take cuts out of the slice, and return what is recorded of it."""
         self.out.update(harmed)
-        left = tuple(str(cut) for cut in self.record.cuts if cut not in self.out)
         refused = {str(cut): why for cut, why in self.out.items()}
-        return CutsKept(lever=self.record.name, kept=left or (ALL_TRAFFIC,), refused=refused)
+        kept = self._names(self.record.cuts)
+        return CutsKept(lever=self.record.name, kept=kept, refused=refused)
 
     def may_leave(self, cut: Cut) -> Cut:
         """Return a cut that a person takes out of the slice; raises `ControlError` where it cannot leave alone."""
@@ -115,24 +118,54 @@ class Proof(msgspec.Struct, kw_only=True):
             )
         if cut in self.out or cut in self.record.without:
             raise ControlError(f"{name} is kept off {cut} already")
-        if set(self.record.cuts) - set(self.out) == {cut}:
+        if self._left(self.record.cuts) == (cut,):
             raise ControlError(f"{name} is for {cut} alone: trimtab rollout rollback {name}")
         return cut
 
+    def may_be_adopted(self) -> None:
+        """Raise `ControlError` where every cut of the lever is kept off it: adopted, nobody would meet it."""
+        if self._is_all(()):
+            name, cuts = self.record.name, ", ".join(map(str, self.record.cuts))
+            raise ControlError(
+                f"{name} is kept off every cut that it is for ({cuts}): trimtab rollout rollback {name}"
+            )
+
     def kept(self) -> tuple[tuple[Cut, ...], CutsKept]:
-        """Return the cuts for which the lever is adopted (none: all traffic), and what is recorded of them."""
-        kept, refused = kept_cuts(self.record, self.results)
-        kept = tuple(cut for cut in kept if cut not in self.out)
+        """Return the cuts for which the lever is adopted (none: all traffic), and what is recorded of them.
+
+        Where those that gained have left, it is what is left of its slice: never more than that.
+        """
+        gained, refused = kept_cuts(self.record, self.results)
+        kept = self._left(gained) or self._left(self.record.cuts) or self.record.cuts
         refused = {**refused, **{str(cut): why for cut, why in self.out.items()}}
-        names = tuple(str(cut) for cut in kept) or (ALL_TRAFFIC,)
-        return kept, CutsKept(lever=self.record.name, kept=names, refused=refused)
+        told = CutsKept(lever=self.record.name, kept=self._names(kept), refused=refused)
+        return kept, told
 
     def harmed(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
-        """Return the cuts that this look takes out of the slice, with the reason; those that are out already not."""
+        """Return the cuts that this look takes out of the slice, with the reason; those that are out already not.
+
+        None where nothing would be left of the slice: that look fails the lever.
+        """
+        found = self._harmful(results)
+        return {} if self._is_all(found) else found
+
+    def _harmful(self, results: tuple[GateResult, ...]) -> dict[Cut, str]:
         found = {
             harmed_cut(self.record, one, results): f"{one.gate}: {one.reason}" for one in results
         }
         return {cut: why for cut, why in found.items() if cut is not None and cut not in self.out}
+
+    def _left(self, cuts: Iterable[Cut]) -> tuple[Cut, ...]:
+        """Return those of the cuts that nobody took off the lever, now or before it was verified again."""
+        return tuple(cut for cut in cuts if cut not in self.out and cut not in self.record.without)
+
+    def _names(self, cuts: tuple[Cut, ...]) -> tuple[str, ...]:
+        """Return what is recorded as kept of cuts; no cuts are all traffic, but cuts that are all out are nothing."""
+        return tuple(map(str, self._left(cuts))) if cuts else (ALL_TRAFFIC,)
+
+    def _is_all(self, leaving: Collection[Cut]) -> bool:
+        """Whether no cut of the slice is left without those that leave; a slice of all traffic has no last one."""
+        return bool(self.record.cuts) and set(self._left(self.record.cuts)) <= set(leaving)
 
 
 def proof_of(

@@ -661,6 +661,23 @@ async def test_person_adopts_only_at_the_last_share() -> None:
     assert rig.actuator.plan == TrafficPlan(policy="prefix_affine")
 
 
+async def test_person_adopts_no_lever_that_is_kept_off_every_cut() -> None:
+    """No cut left is not all traffic: nothing moves, and the lever may be rolled back."""
+    rig = Driven()
+    rig.controller.go_on(
+        SPECULATION,
+        None,
+        state=RolloutState.PROVING,
+        share=0.95,
+        cause_id="why",
+        out=dict.fromkeys(SPECULATION.cuts, "harm is shown"),
+    )
+    before = rig.actuator.plan
+    with pytest.raises(ControlError, match="kept off every cut"):
+        await rig.controller.adopt_now("a person asked")
+    assert (rig.state(), rig.actuator.plan) == (RolloutState.PROVING, before)
+
+
 @pytest.mark.parametrize(
     "state", [RolloutState.CANARY, RolloutState.RAMPING, RolloutState.PROVING, RolloutState.PAUSED]
 )
