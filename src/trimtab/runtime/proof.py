@@ -1,5 +1,6 @@
 """What the controller keeps of the lever that is being proven, and what it asks of others about it."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -61,6 +62,18 @@ class Proof(msgspec.Struct, kw_only=True):
             if record.lever == self.record.name and is_now:
                 self.busiest = max(self.busiest, record.concurrency_at_admission or 0)
             self.met.take(record, candidate)
+
+    def begin_anew(self, rollout: Rollout) -> None:
+        """Go on after a pause, without what was seen before it."""
+        self.rollout, self.results, self.judge = rollout, (), Judge(self.record)
+        # Whom the first share was shown to before it paused may be what was wrong: counted anew.
+        self.exposed = Exposed()
+
+    def judge_anew(self, records: Iterable[RequestRecord]) -> None:
+        """Forget what was counted, and count these finished requests."""
+        self.judge = Judge(self.record)
+        for one in records:
+            self.judge.take(one)
 
     def judged(
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict
