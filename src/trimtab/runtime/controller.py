@@ -178,6 +178,7 @@ class Controller:
             self._prepares = None
 
     def _expose(self, proof: Proof) -> None:
+        proof.begun_wall_s = self._clock.wall_s()
         self._actuator.start_slice(
             proof.record,
             proof.rollout.share,

@@ -173,7 +173,7 @@ def test_proposing_a_lever_again_starts_it_afresh() -> None:
 
 
 @pytest.mark.parametrize(("policy", "kept"), [(lever_record().policy, 1), ("other", 0)])
-def test_scores_outlive_a_new_proposal_of_what_was_scored(policy: str, kept: int) -> None:
+def test_scores_outlive_a_new_proposal_of_what_was_scored(policy: str | None, kept: int) -> None:
     """A lever that is proposed for another slice answers as it did; one that runs something else does not."""
     again = LeverProposed(record=msgspec.structs.replace(lever_record(), policy=policy))
     (scored,) = (each for each in every_event() if isinstance(each, QualityScored))
