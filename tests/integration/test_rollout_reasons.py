@@ -190,6 +190,14 @@ async def test_one_cut_of_a_lever_is_shown_by_itself(ask: Asking) -> None:
     one = await ask("rollout", "show", NAME, "--slice", "label=edit")
     assert "errors (all)" in everything.output
     assert "(all)" not in one.output
+    for cut, code, words in (
+        ("lable=edit", 2, "'lable=edit' is no cut"),
+        ("header=x-team:alpha", 1, "nothing is known of smaller-chunk in header=x-team:alpha"),
+        ("label=edits", 1, "known are: "),
+    ):
+        wrong = await ask("rollout", "show", NAME, "--slice", cut)
+        assert (wrong.exit_code, words in " ".join(wrong.output.split())) == (code, True)
+    assert "label=edit" in wrong.output.partition("known are: ")[2]
     await ask.json("rollout", "rollback", NAME)
     over = await ask("rollout", "show", NAME)
     assert "it went back: all traffic is on the baseline" in over.output
