@@ -14,6 +14,15 @@ __all__ = ["ask"]
 
 S = RolloutState
 NAME = "smaller-chunk"
+EDITS_GATE = """
+[[gates]]
+name = "edits wait no longer"
+metric = "ttft_ms"
+question = "no_harm"
+margin = 0.3
+cut = "label=edit"
+during = ["canary", "ramping", "proving"]
+"""
 
 
 async def levers(ask: Asking) -> dict[str, LeverStatus]:
@@ -184,20 +193,22 @@ async def test_slice_that_the_record_does_not_hold_is_not_started(ask: Asking, c
 
 async def test_one_cut_of_a_lever_is_shown_by_itself(ask: Asking) -> None:
     """Only the gates of that cut; of a lever that went back there is nothing to take back."""
+    ask.file.write_text(RECORD + EDITS_GATE)
     await ask.json("rollout", "propose", str(ask.file), "--start")
     await ask.served.until(S.PROVING)
     everything = await ask("rollout", "show", NAME)
     one = await ask("rollout", "show", NAME, "--slice", "label=edit")
     assert "errors (all)" in everything.output
+    assert "edits wait no longer (label=edit)" in one.output
     assert "(all)" not in one.output
     for cut, code, words in (
         ("lable=edit", 2, "'lable=edit' is no cut"),
-        ("header=x-team:alpha", 1, "nothing is known of smaller-chunk in header=x-team:alpha"),
-        ("label=edits", 1, "known are: "),
+        ("header=x-team:alpha", 1, "is about header=x-team:alpha; there are: "),
+        ("label=edits", 1, "no gate or effect of smaller-chunk is about label=edits"),
     ):
         wrong = await ask("rollout", "show", NAME, "--slice", cut)
         assert (wrong.exit_code, words in " ".join(wrong.output.split())) == (code, True)
-    assert "label=edit" in wrong.output.partition("known are: ")[2]
+    assert {"all", "label=edit"} <= set(wrong.output.split("there are: ")[1].strip().split(", "))
     await ask.json("rollout", "rollback", NAME)
     over = await ask("rollout", "show", NAME)
     assert "it went back: all traffic is on the baseline" in over.output
