@@ -291,7 +291,7 @@ def test_rule_that_matched_nothing_is_said_before_any_traffic(
     with pytest.raises(LeverRecordError) as refused:
         Case(other_weights(rule), known)
     said = str(refused.value)
-    assert said.startswith(f"$.revision.keep[0]: the ignore rule '{rule}' matched nothing; nearest")
+    assert said.startswith(f"$.revision.keep[0]: the rule '{rule}' matched nothing; nearest")
     assert f"{weight} at {bits:.3g} bits" in said
 
 

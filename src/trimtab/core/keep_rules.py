@@ -12,20 +12,30 @@ from trimtab.core.nearest import nearest_names
 _PATTERN = "re:"
 
 
+def is_pattern(rule: str) -> bool:
+    """Say whether a rule is a pattern, and no whole name."""
+    return rule.startswith(_PATTERN)
+
+
 def rule_matches(rule: str, module: str) -> bool:
     """Say whether a rule names a module: exactly, or by a pattern after `re:` from its begin on."""
-    if rule.startswith(_PATTERN):
+    if is_pattern(rule):
         return re.match(rule.removeprefix(_PATTERN), module) is not None
     return rule == module
 
 
-def nothing_kept(rule: str, modules: Sequence[str]) -> str | None:
-    """Return what is wrong with a rule, with the nearest names, where it is no pattern or matches no module."""
+def nothing_kept(
+    rule: str, modules: Sequence[str], *, also: Sequence[str] = (), called: str = "ignore rule"
+) -> str | None:
+    """Return what is wrong with a rule, with the nearest names, where it is no pattern or matches no module.
+
+    `also`: other names of modules that a rule may match; `called`: what the reader knows such a rule as.
+    """
     try:
-        found = any(rule_matches(rule, module) for module in modules)
+        found = any(rule_matches(rule, module) for module in (*modules, *also))
     except re.error as error:
-        return f"the ignore rule {rule!r} is no pattern: {error}"
+        return f"the {called} {rule!r} is no pattern: {error}"
     if found:
         return None
     near = nearest_names(rule.removeprefix(_PATTERN), modules) or tuple(modules[-1:])
-    return f"the ignore rule {rule!r} matched nothing; nearest: {', '.join(near) or 'none'}"
+    return f"the {called} {rule!r} matched nothing; nearest: {', '.join(near) or 'none'}"

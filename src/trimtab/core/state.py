@@ -239,7 +239,9 @@ def _apply(state: State, envelope: Envelope, event: AnyEvent) -> State:
         case Frozen():
             return msgspec.structs.replace(state, frozen=event.frozen, frozen_because=event.reason)
         case LeverProposed():
-            return _with_lever(state, event.record.name, _proposed(envelope, event.record))
+            earlier = state.levers.get(event.record.name, LeverStatus())
+            anew = _proposed(envelope, event.record, earlier)
+            return _with_lever(state, event.record.name, anew)
         case (
             RolloutMoved()
             | GatesEvaluated()
@@ -308,8 +310,12 @@ def _with_lever(state: State, name: str, status: LeverStatus) -> State:
     return msgspec.structs.replace(state, levers={**state.levers, name: status})
 
 
-def _proposed(envelope: Envelope, record: LeverRecord) -> LeverStatus:
+def _proposed(envelope: Envelope, record: LeverRecord, earlier: LeverStatus) -> LeverStatus:
+    was = earlier.record
+    is_alike = was is not None and (was.revision, was.policy) == (record.revision, record.policy)
     return LeverStatus(
+        # What was scored is what the lever runs: drawn from another slice it answers the same.
+        scores=earlier.scores if is_alike else (),
         record=record,
         proposal_id=envelope.id,
         moved_at_s=envelope.at_s,

@@ -109,7 +109,7 @@ def show(
     levers = _state(ledger_path, config_path).levers
     if name not in levers:
         raise click.ClickException(f"no lever {name!r}; known: {', '.join(levers) or 'none'}")
-    lever = in_cut(levers[name], cut) if cut else levers[name]
+    lever = in_cut(name, levers[name], cut) if cut else levers[name]
     if as_json:
         click.echo(msgspec.json.encode(lever).decode())
         return

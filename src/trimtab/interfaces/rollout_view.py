@@ -3,6 +3,7 @@
 import datetime
 from typing import Final
 
+import click
 import msgspec
 
 from trimtab.core.gate import GateResult
@@ -11,7 +12,9 @@ from trimtab.core.narrate_words import duration, tell_scores, tell_verification
 from trimtab.core.state import LeverStatus
 from trimtab.core.trigger_status import TriggerStatus
 from trimtab.core.types import RolloutState
+from trimtab.rollout.answer import ALL_TRAFFIC
 from trimtab.rollout.interactions import Meeting
+from trimtab.rollout.short_record import parse_cut
 
 OVER: Final = frozenset({RolloutState.ROLLED_BACK, RolloutState.EXPIRED})
 """States of a lever of which nothing is on any more."""
@@ -60,13 +63,36 @@ def told_lever(name: str, lever: LeverStatus, now_s: float) -> str:
     return "\n".join(lines)
 
 
-def in_cut(lever: LeverStatus, cut: str) -> LeverStatus:
-    """Return what is known of a lever in one cut: the gates and effects of that cut alone."""
+def in_cut(name: str, lever: LeverStatus, cut: str) -> LeverStatus:
+    """Return what is known of a lever in one cut: the gates and effects of that cut alone.
+
+    Raises `click.UsageError` for what is no cut, and `click.ClickException` for one that nothing of the lever is about.
+    """
+    if cut != ALL_TRAFFIC:
+        try:
+            parse_cut(cut)
+        except ValueError as error:
+            raise click.UsageError(f"--slice: {error}") from error
+    known = _cuts_of(lever)
+    if cut not in known:
+        cuts = ", ".join(known) or "none"
+        raise click.ClickException(f"no gate or effect of {name} is about {cut}; there are: {cuts}")
     return msgspec.structs.replace(
         lever,
         results=tuple(each for each in lever.results if each.cut == cut),
         effects={name: each for name, each in lever.effects.items() if each.cut == cut},
     )
+
+
+def _cuts_of(lever: LeverStatus) -> tuple[str, ...]:
+    """Return the cuts that gates, effects, what was decided and the record are about, each once."""
+    found = [each.cut for each in lever.results]
+    found += [each.cut for each in lever.effects.values()]
+    found += [*lever.kept, *lever.refused]
+    if lever.record is not None:
+        found += [str(each) for each in (*lever.record.cuts, *lever.record.without)]
+        found += [str(each.cut) for each in lever.record.gates if each.cut is not None]
+    return tuple(dict.fromkeys(found))
 
 
 def told_meeting(one: str, other: str, both: Meeting) -> str:

@@ -7,7 +7,7 @@ read before anything is exposed, and each rule must name some of them, held as w
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trimtab.core.keep_rules import nothing_kept, rule_matches
+from trimtab.core.keep_rules import is_pattern, nothing_kept, rule_matches
 from trimtab.core.lever import LeverRecordError
 
 _SUFFIX: Final = ".weight"
@@ -22,13 +22,20 @@ def check_kept(
 
     `held`, `before`: bits a weight, by its name, of the candidate's and of the baseline's artifact.
     """
+    full = {_module(name): name for name in held}
     bits = {_module(name): each for name, each in held.items()}
     wide = {_module(name): each for name, each in before.items()}
     for at, rule in enumerate(rules):
-        path, named = f"$.revision.keep[{at}]", _module(rule)
-        if (wrong := nothing_kept(named, tuple(bits))) is not None:
+        path = f"$.revision.keep[{at}]"
+        # A pattern is left whole: what looks like a suffix of it may be a part of its syntax.
+        named = rule if is_pattern(rule) else _module(rule)
+        also = tuple(full.values()) if is_pattern(rule) else ()
+        wrong = nothing_kept(named, tuple(bits), also=also, called="rule")
+        if wrong is not None:
             raise LeverRecordError(f"{path}: {wrong}{_nearest_bits(wrong, bits)}")
-        for module in (one for one in bits if rule_matches(named, one)):
+        for module in (
+            one for one in bits if rule_matches(named, one) or rule_matches(named, full[one])
+        ):
             least = wide.get(module, UNQUANTIZED_BITS)
             if bits[module] < least:
                 raise LeverRecordError(

@@ -17,8 +17,7 @@ from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import RolloutState, Verdict
 from trimtab.rollout.effects import effects_of
-from trimtab.rollout.exposure import Exposed, Met
-from trimtab.rollout.look import Judge
+from trimtab.rollout.exposure import Met
 from trimtab.rollout.machine import Look, Rollout, advance, begin, expire, move, resume, verify
 from trimtab.runtime.actuation import Actuator
 from trimtab.runtime.ledger_health import LedgerHealth
@@ -93,14 +92,23 @@ class Controller:
         )
 
     async def start(
-        self, record: LeverRecord, policy: str | None, *, cause_id: str, reason: str = ""
+        self,
+        record: LeverRecord,
+        policy: str | None,
+        *,
+        cause_id: str,
+        reason: str = "",
+        anew: bool = False,
     ) -> Proof:
         """Begin to prove a proposed lever: prepare its replicas, then expose the first slice.
 
-        Raises `ControlError` while another lever is being prepared or proven, or promotions are (or become) frozen.
+        `anew`: it is not what was proposed, and is proposed once it can start. Raises `ControlError` while another
+        lever is being prepared or proven, or promotions are (or become) frozen.
         """
         self._check_free()
         replicas = await self._prepared(record, cause_id)
+        if anew:
+            cause_id = self.propose(record, cause_id=cause_id)
         rollout = begin(record, self._clock.mono_s())
         proof = self.proof = proof_of(record, policy, rollout, replicas, cause_id)
         self._moved(proof, None, rollout, None, with_reason(rollout.reason, reason))
@@ -170,6 +178,7 @@ class Controller:
             self._prepares = None
 
     def _expose(self, proof: Proof) -> None:
+        proof.begun_wall_s = self._clock.wall_s()
         self._actuator.start_slice(
             proof.record,
             proof.rollout.share,
@@ -203,9 +212,7 @@ class Controller:
         again = msgspec.structs.replace(
             begin(proof.record, self._clock.mono_s()), looks=proof.rollout.looks, reason=reason
         )
-        proof.rollout, proof.results, proof.judge = again, (), Judge(proof.record)
-        # Whom the first share was shown to before it paused may be what was wrong: counted anew.
-        proof.exposed = Exposed()
+        proof.begin_anew(again)
         self._moved(proof, RolloutState.PAUSED, again, None, reason)
         self._expose(proof)
 
@@ -284,17 +291,14 @@ class Controller:
             return
         event = proof.took_out(harmed)
         proof.last_event_id = self._sink.append(event, cause_id=proof.last_event_id, durable=True)
-        self._actuator.shrink_slice(tuple(proof.out), cause_id=proof.last_event_id)
-        # What those cuts showed counts no more: judge the rest anew, from what is remembered.
-        proof.judge = Judge(proof.record)
-        for one in self._records:
-            proof.judge.take(one)
+        if self._actuator.plan.candidate is not None:
+            self._actuator.shrink_slice(tuple(proof.out), cause_id=proof.last_event_id)
+            # What those cuts showed counts no more: judge the rest anew, from what is remembered.
+            proof.judge_anew(self._records)
 
     def leave_out(self, cut: Cut, reason: str) -> None:
         """Keep a cut off the lever being proven, as a person says; raises `ControlError` where that cannot be."""
         proof = self._running_proof()
-        if self._actuator.plan.candidate is None:
-            raise ControlError(f"{proof.record.name} is paused: no traffic meets it at all")
         self._take_out(proof, {proof.may_leave(cut): reason})
 
     async def _follow(self, proof: Proof, after: Rollout, verdict: Verdict) -> None:

@@ -134,9 +134,7 @@ class Operator:
         if record.policy is not None and record.policy not in POLICIES:
             known = ", ".join(POLICIES)
             raise LeverRecordError(f"$.policy {record.policy!r} is unknown; there are {known}")
-        where = self._now(record.name)
-        if where in LIVE:
-            raise ControlError(f"{record.name} is {where.value}: roll it back before it is anew")
+        self._must_not_live(record.name)
         if said := _said(asked):
             because = f"{record.chosen_because}: {said}"
             record = msgspec.structs.replace(record, chosen_because=because)
@@ -150,19 +148,18 @@ class Operator:
         return self._done(asked, steps, name=record.name, record=record)
 
     async def _start(self, asked: Asked) -> Done:
+        self._must_not_live(asked.name)
         record, event_id = await self._proposal(asked.name)
         if asked.slice:
             record = narrowed(record, self._cut(asked.slice))
         steps = self._steps(record)
         if not asked.dry_run:
-            if asked.slice:
-                # What is started is what was proposed: with another slice it is another proposal.
-                event_id = self._control.controller.propose(record, cause_id=event_id)
-                self._proposed[record.name] = record, event_id
-            await self._begin(record, event_id, _reason(asked))
+            await self._begin(record, event_id, _reason(asked), anew=bool(asked.slice))
         return self._done(asked, steps)
 
-    async def _begin(self, record: LeverRecord, event_id: str, reason: str) -> None:
+    async def _begin(
+        self, record: LeverRecord, event_id: str, reason: str, *, anew: bool = False
+    ) -> None:
         if self._system.config.levers.mode is Mode.OBSERVE:
             raise ControlError("the fleet only observes: set levers.mode to advise or act")
         if record.revision is not None and self._system.attached is not None:
@@ -170,7 +167,10 @@ class Operator:
                 f"{record.name} restarts a replica; attached servers are not ours to restart"
             )
         policy = routing_policy_of(record)
-        await self._control.controller.start(record, policy, cause_id=event_id, reason=reason)
+        proof = await self._control.controller.start(
+            record, policy, cause_id=event_id, reason=reason, anew=anew
+        )
+        self._proposed[record.name] = record, proof.proposed_id
         # Not before: a start that is refused must not take from the lever being proven what was counted for it.
         self._control.begin_proof()
 
@@ -200,7 +200,11 @@ class Operator:
         return self._done(asked, ("it is on again, and watched",))
 
     async def _disable(self, asked: Asked) -> Done:
-        if asked.slice and self._is_proven(asked.name):
+        if self._is_proven(asked.name):
+            if not asked.slice:
+                raise ControlError(
+                    f"{asked.name} is being proven: pause it, roll it back, or name a --slice"
+                )
             cut = self._cut(asked.slice)
             self._control.controller.leave_out(cut, _reason(asked))
             return self._done(asked, (f"requests of {cut} are on the baseline",))
@@ -293,6 +297,11 @@ class Operator:
         proof = self._control.controller.proof
         ended = self._control.controller.has_ended
         return proof is not None and not ended and proof.record.name == name
+
+    def _must_not_live(self, name: str) -> None:
+        where = self._now(name)
+        if where in LIVE:
+            raise ControlError(f"{name} is {where.value}: roll it back before it is started anew")
 
     def _must_be_proven(self, name: str) -> None:
         if not self._is_proven(name):

@@ -33,6 +33,7 @@ class Proof(msgspec.Struct, kw_only=True):
 
     `out`: cuts that left its slice because harm was shown in them, with the reason. `told`: gate, cut and verdict of
     the last look that was written, which was look `told_at`. `busiest`: most requests in flight since the last look.
+    `begun_wall_s`: when its slice was exposed, at the start or after a pause, in seconds since 1970.
     """
 
     judge: Judge
@@ -51,10 +52,11 @@ class Proof(msgspec.Struct, kw_only=True):
     busiest: int = 0
     told: tuple[tuple[str, str, Verdict], ...] = ()
     told_at: int = 0
+    begun_wall_s: float = 0.0
 
     def saw(self, record: RequestRecord, candidate: CandidatePlan | None) -> None:
         """Take in a finished request, and count whom the slice was shown to."""
-        self.judge.take(record)
+        self._count(record)
         if candidate is not None:
             first = first_block(self.rollout.steps[-1], candidate)
             self.exposed.take(record, candidate, first)
@@ -62,6 +64,23 @@ class Proof(msgspec.Struct, kw_only=True):
             if record.lever == self.record.name and is_now:
                 self.busiest = max(self.busiest, record.concurrency_at_admission or 0)
             self.met.take(record, candidate)
+
+    def begin_anew(self, rollout: Rollout) -> None:
+        """Go on after a pause, without what was seen before it."""
+        self.rollout, self.results, self.judge = rollout, (), Judge(self.record)
+        # Whom the first share was shown to before it paused may be what was wrong: counted anew.
+        self.exposed = Exposed()
+
+    def judge_anew(self, records: Iterable[RequestRecord]) -> None:
+        """Forget what was counted, and count these finished requests."""
+        self.judge = Judge(self.record)
+        for one in records:
+            self._count(one)
+
+    def _count(self, record: RequestRecord) -> None:
+        # Blocks are numbered from 0 in every run of a lever: what an earlier run served is none of this one's.
+        if record.arrived_at_s >= self.begun_wall_s:
+            self.judge.take(record)
 
     def judged(
         self, candidate: CandidatePlan, results: tuple[GateResult, ...], verdict: Verdict

@@ -1,5 +1,6 @@
 """The fold: what each event makes of the state."""
 
+import msgspec
 import pytest
 from events_kit import (
     EDITS,
@@ -25,6 +26,7 @@ from trimtab.core.events import (
     Frozen,
     LedgerGap,
     LeverProposed,
+    QualityScored,
     ReplicaChanged,
     ReplicaCrashed,
     RunStarted,
@@ -168,6 +170,14 @@ def test_proposing_a_lever_again_starts_it_afresh() -> None:
     again = LeverProposed(record=lever_record())
     status = lever_after(moved(RolloutState.CANARY, 0.1), gates_evaluated(), again)
     assert (status.state, status.look, status.share) == (RolloutState.PROPOSED, 0, 0.0)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [(lever_record().policy, 1), ("other", 0)])
+def test_scores_outlive_a_new_proposal_of_what_was_scored(policy: str | None, kept: int) -> None:
+    """A lever that is proposed for another slice answers as it did; one that runs something else does not."""
+    again = LeverProposed(record=msgspec.structs.replace(lever_record(), policy=policy))
+    (scored,) = (each for each in every_event() if isinstance(each, QualityScored))
+    assert len(lever_after(scored, again).scores) == kept
 
 
 def test_trigger_counts_firings_and_says_whether_it_holds() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from control_kit import (
     BASELINE_PLAN,
+    QUESTIONS,
     Rig,
     name_of,
     routing_lever,
@@ -566,6 +567,26 @@ async def test_paused_lever_meets_no_traffic_until_it_is_resumed_from_the_first_
     assert plan is not None
     assert (rig.state(), plan.share, plan.replicas) == (RolloutState.CANARY, 0.10, ("r1",))
     assert rig.fleet.revisions["r1"] == SPECULATION.revision
+
+
+async def test_cut_that_leaves_brings_nothing_back_from_before_the_pause() -> None:
+    """Blocks count from 0 again once a lever is resumed: requests of the earlier run are none of its evidence."""
+    rig = Driven()
+    await rig.start()
+    for _ in range(60):
+        await rig.second(GAIN)
+    assert rig.controller.proof is not None
+    assert any(one.n_candidate for one in rig.controller.proof.results)
+    await rig.controller.pause("a person asked")
+    await rig.controller.resume("a person asked")
+    rig.controller.leave_out(QUESTIONS, "a person asked")
+    rig.clock.pass_s(60.0)
+    await rig.controller.tick()
+    # Outputs are compared by the gateway's own requests, which are not in the records.
+    asked = [
+        one for one in rig.controller.proof.results if one.metric is not Metric.OUTPUT_DIFFERENCE
+    ]
+    assert {(one.n_baseline, one.n_candidate) for one in asked} == {(0, 0)}
 
 
 async def test_paused_lever_that_expired_is_not_resumed() -> None:
