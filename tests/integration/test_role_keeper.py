@@ -9,6 +9,7 @@ from harness import COST
 from test_fleet_lifecycle import OLD, Harness, Sink
 
 from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.lever import Comparison
 from trimtab.core.record import Phases, RequestRecord, Tokens
@@ -65,6 +66,7 @@ class Kept:
         self.sink: Sink = self.harness.sink
         self.plan = TrafficPlan(policy="round_robin")
         self.thresholds: list[float] = []
+        self.cost = COST
         fleet = self.harness.fleet
         fleet._on_change = self._changed
         self.keeper = RoleKeeper(
@@ -73,7 +75,7 @@ class Kept:
                 fleet=fleet,
                 view=lambda: self.load.view(self.clock.now_s),
                 plan=lambda: self.plan,
-                cost=lambda: COST,
+                cost=lambda: self.cost,
                 sink=self.sink,
                 clock=self.clock,
                 baseline=OLD,
@@ -204,6 +206,19 @@ async def test_too_few_requests_change_nothing(kept: Kept) -> None:
     kept.serves(4, tpot_ms=500.0)
     assert kept.keeper.tick().reason is RoleReason.UNKNOWN
     assert kept.roles()["r2"] is Role.PREFILL
+
+
+async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept) -> None:
+    """What is routed with at the start tells no times: neither what answers lost, nor what a long prompt took."""
+    kept.cost = START_COST
+    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+    kept.clock.now_s += 1.0
+    kept.cost = COST
+    sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    assert (seen.samples, seen.local_work) == (10, 0.0)
 
 
 async def test_failed_requests_teach_nothing(kept: Kept) -> None:
