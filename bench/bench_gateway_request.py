@@ -21,8 +21,6 @@ from typing import Final, cast
 
 import uvloop
 
-from bench.proxy.client import Clients, Shape
-from bench.proxy.engine import DONE, END, HEAD, STOP, TOKEN, framed, usage
 from trimtab.core.config import GatewayConfig, RoutingConfig
 from trimtab.core.cost import START_COST
 from trimtab.core.prefix import BlockHasher, PrefixIndex
@@ -40,6 +38,10 @@ from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.upstream_connection import UpstreamConnection
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from bench.proxy.client import Clients, Shape
+from bench.proxy.engine import DONE, END, HEAD, STOP, TOKEN, framed, usage
 
 REQUESTS: Final = 1_000
 PASS: Final = 50
