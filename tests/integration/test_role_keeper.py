@@ -13,7 +13,7 @@ from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.lever import Comparison
 from trimtab.core.record import Phases, RequestRecord, Tokens
-from trimtab.core.roles import RoleAction, RoleReason
+from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
 from trimtab.core.types import Role
 from trimtab.policies.loadstate import LoadState
@@ -99,7 +99,7 @@ class Kept:
         names = ("r0", "r1", "r2")
         await self.harness.fleet.start(dict.fromkeys(names, OLD), roles={"r2": Role.PREFILL})
         self.keeper.tick()
-        self.clock.now_s = 20.0
+        self.clock.now_s = FOLLOW.window_s
 
     def serves(self, count: int, **changes: object) -> None:
         """Let requests end now."""
@@ -160,7 +160,7 @@ async def test_decode_that_needs_gets_the_prefill_replica_that_has_nothing_to_do
 async def test_long_prompts_beside_answers_ask_for_another_prefill_replica(kept: Kept) -> None:
     """Many were computed where answers run, and another such replica takes more off them than it would give."""
     kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
-    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=1500, delivered=0, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=2250, delivered=0, output=20))
     await kept.harness.fleet.add("r3", OLD)
     made = kept.keeper.tick()
     assert (made.action, made.reason) == (RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL)
@@ -219,6 +219,23 @@ async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept
     sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
     seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
     assert (seen.samples, seen.local_work) == (10, 0.0)
+
+
+async def test_nothing_moves_until_work_was_watched_for_a_window(kept: Kept) -> None:
+    """After a change of configuration too; from then on it is a mean over all the time that was watched."""
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=60.0))
+    made: list[RolesDecision] = []
+    for _ in range(3):
+        kept.clock.now_s += 10.0
+        kept.serves(1, tokens=Tokens(prompt=1000, delivered=0, output=20))
+        kept.serves(10, tpot_ms=45.0)
+        made.append(kept.keeper.tick())
+    unknown = RoleReason.UNKNOWN
+    assert [one.reason for one in made[:2]] == [unknown, unknown]
+    seen = kept.decided[-1].seen
+    assert made[2].action is RoleAction.MERGE
+    assert seen is not None
+    assert seen.local_work == pytest.approx(3 * COST.prefill_ms(1000) / 1000.0 / 30.0)
 
 
 async def test_failed_requests_teach_nothing(kept: Kept) -> None:

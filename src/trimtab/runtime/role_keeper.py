@@ -112,8 +112,7 @@ class RoleKeeper:
         self.config = config
         self._parts = parts
         self._state = RolesState()
-        self._watch = self._new_watch()
-        self._since_s: float | None = None
+        self._watch, self._since_s = self._new_watch(), parts.clock.mono_s()
         self._lock = asyncio.Lock()
         self._said: tuple[str, float] = ("", float("-inf"))
         self._changing: asyncio.Task[None] | None = None
@@ -125,7 +124,7 @@ class RoleKeeper:
         """
         before, self.config = self.config, config
         if _watched(before) != _watched(config):
-            self._watch, self._since_s = self._new_watch(), None
+            self._watch, self._since_s = self._new_watch(), self._parts.clock.mono_s()
         if before.mode is RolesMode.FOLLOW and config.mode is not RolesMode.FOLLOW:
             self._state = RolesState()
             self._parts.threshold(self._state.local_factor)
@@ -174,8 +173,6 @@ class RoleKeeper:
     def tick(self) -> RolesDecision:
         """Decide once, and begin the change that was decided."""
         now_s = self._parts.clock.mono_s()
-        if self._since_s is None:
-            self._since_s = now_s
         sides, cost = self._sides(), self._parts.cost()
         if not _is_measured(cost):
             # Work is known from the first look at a measured cost on.
