@@ -174,7 +174,7 @@ async def test_prefill_replica_with_nothing_to_do_answers_where_answers_are_slow
     """Long prompts are computed beside answers though it is there: another one like it would help nobody."""
     kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
     made = kept.keeper.tick()
-    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS)
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.PREFILL_IDLE)
 
 
 async def test_cached_and_handed_over_prompts_are_no_work_beside_answers(kept: Kept) -> None:
