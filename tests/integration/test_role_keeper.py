@@ -265,6 +265,18 @@ async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kep
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
 
 
+async def test_transfers_are_weighed_against_the_work_of_the_same_window(kept: Kept) -> None:
+    """A prompt of twenty seconds that went ahead before the window makes no transfer of today cheap."""
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=180.0))
+    slow = Phases(transfer_ms=500.0)
+    kept.serves(10, prefill_replica="r2", phases=slow, tokens=Tokens(prompt=2000, output=20))
+    beside_long_work = kept.keeper.tick().local_factor
+    kept.clock.now_s += FOLLOW.window_s
+    kept.serves(10, prefill_replica="r2", phases=slow)
+    beside_none = kept.keeper.tick().local_factor
+    assert (beside_long_work, beside_none) == (1.0, 2.0)
+
+
 async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept: Kept) -> None:
     """It would change what both arms do; once the proof is over the mark moves at the next tick."""
     kept.plan = TrafficPlan(policy="round_robin", candidate=CANDIDATE)

@@ -5,6 +5,7 @@ with the milliseconds that computing them takes, on the decode side or sent ahea
 the decode side come with each tick.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -105,7 +106,8 @@ class RoleWatch:
             ahead_work=_work(self._ahead, length_s) if is_long else None,
             lost_share=_lost(self._answers, tpot_idle_ms) if is_long else None,
             transfer_ms_p90=_p90(self._transfers),
-            ahead_ms_p90=_p90(self._ahead),
+            # Of the same time as the transfers, which it is compared with; work is kept for longer.
+            ahead_ms_p90=_p90(self._ahead, after_s=now_s - self._window_s),
         )
 
 
@@ -127,8 +129,9 @@ def _drop(kept: Kept, until_s: float) -> None:
         kept.popleft()
 
 
-def _p90(values: Kept) -> float | None:
-    return float(np.percentile([value for _, value in values], PERCENTILE)) if values else None
+def _p90(kept: Kept, after_s: float = -math.inf) -> float | None:
+    values = [value for at_s, value in kept if at_s > after_s]
+    return float(np.percentile(values, PERCENTILE)) if values else None
 
 
 def _lost(tpot: Kept, idle_ms: float | None) -> float | None:
