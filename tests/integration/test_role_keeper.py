@@ -265,6 +265,17 @@ async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kep
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
 
 
+async def test_what_the_prefill_replica_had_cached_is_no_work_of_it(kept: Kept) -> None:
+    """Where it says what it computed that counts, as in the simulator; else the whole prompt."""
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=1000, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=10, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=2000, output=20))
+    sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    work_s = (COST.prefill_ms(1000) + COST.prefill_ms(2000)) / 1000.0
+    assert seen.ahead_work == pytest.approx(work_s / FOLLOW.window_s)
+
+
 async def test_transfers_are_weighed_against_the_work_of_the_same_window(kept: Kept) -> None:
     """A prompt of twenty seconds that went ahead before the window makes no transfer of today cheap."""
     kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=180.0))

@@ -152,7 +152,10 @@ class RoleKeeper:
         ahead = record.prefill_replica is not None
         if ahead and record.phases.transfer_ms is not None:
             self._watch.moved(now_s, record.phases.transfer_ms)
-        tokens = record.tokens.prompt if ahead else record.tokens.computed
+        tokens = record.tokens.computed
+        if ahead:
+            told = record.tokens.ahead
+            tokens = record.tokens.prompt if told is None else told
         if tokens is not None and tokens > self._parts.chunk_tokens:
             cost = self._parts.cost()
             if _is_measured(cost):
