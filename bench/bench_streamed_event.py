@@ -13,9 +13,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, cast
 
-from bench.proxy.engine import HEAD, TOKEN
 from trimtab.core.config import GatewayConfig
 from trimtab.core.ports import RequestFacts
 from trimtab.core.types import Constraint
@@ -29,6 +29,9 @@ from trimtab.runtime.secret import Secret
 from trimtab.runtime.upstream import UpstreamResponse
 from trimtab.runtime.upstream_connection import UpstreamConnection
 from trimtab.runtime.wire import Headers
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from bench.proxy.engine import HEAD, TOKEN
 
 EVENTS: Final = 20_000
 PASSES: Final = 8

@@ -251,6 +251,7 @@ REQUEST: dict[str, dict[str, str]] = {
         "captured": "Tokens that the index believed the chosen replica to hold at dispatch.",
         "delivered": "Tokens that the engine reported as reused.",
         "held_best": "The most that any replica was believed to hold at the decision.",
+        "ahead": "Tokens that the prefill replica computed; null where none did, or it did not say.",
         "output": "Output tokens.",
         "output_estimated": "True: chunks were counted, since the engine gave no count.",
     },

@@ -38,6 +38,11 @@ def main() -> None:
     kept = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
     rows = [Row(**row) for row in kept["rows"]]
     if not given.report:
+        if rows and (events := kept.get("events", EVENTS)) != given.events:
+            sys.exit(
+                f"{given.out} has rounds of {events} events a stream, not of {given.events}:"
+                " give --out another file"
+            )
         done = max((row.round for row in rows), default=-1) + 1
         shapes = [shape(int(streams), given.events) for streams in given.streams.split(",")]
         with (

@@ -26,6 +26,7 @@ async def test_prompt_is_prefilled_on_one_replica_and_decoded_on_another(tmp_pat
     assert (200, right_text(body)) == (reply.status, text_of(reply.body))
     assert ([1], [len(long_prompt(body))]) == (pair.decode.computed, pair.prefill.computed)
     assert (DECODE, PREFILL, size) == (record.replica, record.prefill_replica, record.tokens.output)
+    assert record.tokens.ahead == sum(pair.prefill.computed)
     assert left == NOTHING
     assert [one.outcome for one in told] == [HandOverOutcome.DELIVERED]
 

@@ -9,10 +9,11 @@ from harness import COST
 from test_fleet_lifecycle import OLD, Harness, Sink
 
 from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.lever import Comparison
 from trimtab.core.record import Phases, RequestRecord, Tokens
-from trimtab.core.roles import RoleAction, RoleReason
+from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
 from trimtab.core.types import Role
 from trimtab.policies.loadstate import LoadState
@@ -65,6 +66,7 @@ class Kept:
         self.sink: Sink = self.harness.sink
         self.plan = TrafficPlan(policy="round_robin")
         self.thresholds: list[float] = []
+        self.cost = COST
         fleet = self.harness.fleet
         fleet._on_change = self._changed
         self.keeper = RoleKeeper(
@@ -73,7 +75,7 @@ class Kept:
                 fleet=fleet,
                 view=lambda: self.load.view(self.clock.now_s),
                 plan=lambda: self.plan,
-                cost=lambda: COST,
+                cost=lambda: self.cost,
                 sink=self.sink,
                 clock=self.clock,
                 baseline=OLD,
@@ -97,7 +99,7 @@ class Kept:
         names = ("r0", "r1", "r2")
         await self.harness.fleet.start(dict.fromkeys(names, OLD), roles={"r2": Role.PREFILL})
         self.keeper.tick()
-        self.clock.now_s = 20.0
+        self.clock.now_s = FOLLOW.window_s
 
     def serves(self, count: int, **changes: object) -> None:
         """Let requests end now."""
@@ -158,7 +160,7 @@ async def test_decode_that_needs_gets_the_prefill_replica_that_has_nothing_to_do
 async def test_long_prompts_beside_answers_ask_for_another_prefill_replica(kept: Kept) -> None:
     """Many were computed where answers run, and another such replica takes more off them than it would give."""
     kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
-    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=1500, delivered=0, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=2250, delivered=0, output=20))
     await kept.harness.fleet.add("r3", OLD)
     made = kept.keeper.tick()
     assert (made.action, made.reason) == (RoleAction.MORE_PREFILL, RoleReason.LONG_PROMPTS_STALL)
@@ -172,7 +174,7 @@ async def test_prefill_replica_with_nothing_to_do_answers_where_answers_are_slow
     """Long prompts are computed beside answers though it is there: another one like it would help nobody."""
     kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
     made = kept.keeper.tick()
-    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS)
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.PREFILL_IDLE)
 
 
 async def test_cached_and_handed_over_prompts_are_no_work_beside_answers(kept: Kept) -> None:
@@ -206,6 +208,36 @@ async def test_too_few_requests_change_nothing(kept: Kept) -> None:
     assert kept.roles()["r2"] is Role.PREFILL
 
 
+async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept) -> None:
+    """What is routed with at the start tells no times: neither what answers lost, nor what a long prompt took."""
+    kept.cost = START_COST
+    kept.serves(10, tpot_ms=45.0, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+    kept.clock.now_s += 1.0
+    kept.cost = COST
+    sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    assert (seen.samples, seen.local_work) == (10, 0.0)
+
+
+async def test_nothing_moves_until_work_was_watched_for_a_window(kept: Kept) -> None:
+    """After a change of configuration too; from then on it is a mean over all the time that was watched."""
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=60.0))
+    made: list[RolesDecision] = []
+    for _ in range(3):
+        kept.clock.now_s += 10.0
+        kept.serves(1, tokens=Tokens(prompt=1000, delivered=0, output=20))
+        kept.serves(10, tpot_ms=45.0)
+        made.append(kept.keeper.tick())
+    unknown = RoleReason.UNKNOWN
+    assert [one.reason for one in made[:2]] == [unknown, unknown]
+    seen = kept.decided[-1].seen
+    assert made[2].action is RoleAction.MERGE
+    assert seen is not None
+    assert seen.local_work == pytest.approx(3 * COST.prefill_ms(1000) / 1000.0 / 30.0)
+
+
 async def test_failed_requests_teach_nothing(kept: Kept) -> None:
     """Their times are not what users got."""
     kept.serves(10, tpot_ms=500.0, status=502)
@@ -231,6 +263,29 @@ async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kep
     kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
     made = kept.keeper.tick()
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
+
+
+async def test_what_the_prefill_replica_had_cached_is_no_work_of_it(kept: Kept) -> None:
+    """Where it says what it computed that counts, as in the simulator; else the whole prompt."""
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=1000, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=10, output=20))
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=2000, output=20))
+    sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    work_s = (COST.prefill_ms(1000) + COST.prefill_ms(2000)) / 1000.0
+    assert seen.ahead_work == pytest.approx(work_s / FOLLOW.window_s)
+
+
+async def test_transfers_are_weighed_against_the_work_of_the_same_window(kept: Kept) -> None:
+    """A prompt of twenty seconds that went ahead before the window makes no transfer of today cheap."""
+    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=180.0))
+    slow = Phases(transfer_ms=500.0)
+    kept.serves(10, prefill_replica="r2", phases=slow, tokens=Tokens(prompt=2000, output=20))
+    beside_long_work = kept.keeper.tick().local_factor
+    kept.clock.now_s += FOLLOW.window_s
+    kept.serves(10, prefill_replica="r2", phases=slow)
+    beside_none = kept.keeper.tick().local_factor
+    assert (beside_long_work, beside_none) == (1.0, 2.0)
 
 
 async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept: Kept) -> None:

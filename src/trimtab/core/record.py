@@ -37,7 +37,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token counts of a request.
 
     predicted: cached tokens the index promised at the decision; captured: what the chosen replica held at
-    dispatch; delivered: what the engine reported as reused; held_best: the most any replica held then.
+    dispatch; delivered: what the engine reported as reused; held_best: the most any replica held then; ahead: what the
+    prefill replica computed, as it said.
     """
 
     prompt: int | None = None
@@ -45,6 +46,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     captured: int | None = None
     delivered: int | None = None
     held_best: int | None = None
+    ahead: int | None = None
     output: int | None = None
     output_estimated: bool = False
 

@@ -2,8 +2,9 @@
 
 Law: of requests that met a prompt size (or a batch), the fastest shows the cost, because a queue or other work can only
 add time. Prompts are put together by size, two classes to each doubling, and the fastest of a class stands for it.
-Regimes: with few requests, or with prompts of one size only, nothing is learned. Failure mode: where every request
-waited, the cost of a token is too high; then all predictions are, by the same factor, and their order stays.
+Regimes: with few requests, with prompts of one size only, or with batches of one size above 1, nothing is learned:
+one batch does not tell what a stream alone would take. Failure mode: where every request waited, the cost of a token
+is too high; then all predictions are, by the same factor, and their order stays.
 """
 
 import math
@@ -17,6 +18,7 @@ from trimtab.diagnosis.calibration import PrefillTiming, StepTiming, fit_cost
 PREFILLS_MIN: Final = 20
 STEPS_MIN: Final = 20
 SIZES_MIN: Final = 3
+BATCHES_MIN: Final = 2
 COMPUTED_TOKENS_MIN: Final = 16
 """Shorter prefills show the fixed cost of a request and little of a token's."""
 
@@ -38,6 +40,9 @@ def cost_from_traffic(records: Sequence[RequestRecord]) -> CostModel | None:
         if record.tpot_ms is not None and record.batch_at_admission
     ]
     fastest = _fastest_of_class(prefills)
+    batches = {step.batch for step in steps}
+    if len(batches) < BATCHES_MIN and 1 not in batches:
+        return None
     if len(prefills) < PREFILLS_MIN or len(steps) < STEPS_MIN or len(fastest) < SIZES_MIN:
         return None
     return fit_cost(

@@ -5,6 +5,7 @@ with the milliseconds that computing them takes, on the decode side or sent ahea
 the decode side come with each tick.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -78,7 +79,7 @@ class RoleWatch:
     def seen(
         self, now_s: float, sides: RoleSides, *, tpot_idle_ms: float | None, since_s: float = 0.0
     ) -> RolesSeen:
-        """Return what a tick sees. `since_s`: when watching began, before which nothing is known.
+        """Return what a tick sees. `since_s`: when watching began; work and lost are unknown for a window from then.
 
         `tpot_idle_ms`: time per token of a stream that is alone on a replica, None where no cost is known.
         """
@@ -87,6 +88,8 @@ class RoleWatch:
         for kept in (self._answers, self._here, self._ahead):
             _drop(kept, now_s - self._work_window_s)
         length_s = min(self._work_window_s, now_s - since_s)
+        # Over less than a window, a prompt or two would be all of the work there is.
+        is_long = length_s >= self._window_s
         return RolesSeen(
             at_s=now_s,
             prefill=len(sides.prefill),
@@ -99,11 +102,12 @@ class RoleWatch:
             samples=min(len(self._ttft), len(self._tpot)),
             kv_used_share=sides.kv_used_share,
             preemptions=sides.preemptions,
-            local_work=_work(self._here, length_s),
-            ahead_work=_work(self._ahead, length_s),
-            lost_share=_lost(self._answers, tpot_idle_ms),
+            local_work=_work(self._here, length_s) if is_long else None,
+            ahead_work=_work(self._ahead, length_s) if is_long else None,
+            lost_share=_lost(self._answers, tpot_idle_ms) if is_long else None,
             transfer_ms_p90=_p90(self._transfers),
-            ahead_ms_p90=_p90(self._ahead),
+            # Of the same time as the transfers, which it is compared with; work is kept for longer.
+            ahead_ms_p90=_p90(self._ahead, after_s=now_s - self._window_s),
         )
 
 
@@ -125,8 +129,9 @@ def _drop(kept: Kept, until_s: float) -> None:
         kept.popleft()
 
 
-def _p90(values: Kept) -> float | None:
-    return float(np.percentile([value for _, value in values], PERCENTILE)) if values else None
+def _p90(kept: Kept, after_s: float = -math.inf) -> float | None:
+    values = [value for at_s, value in kept if at_s > after_s]
+    return float(np.percentile(values, PERCENTILE)) if values else None
 
 
 def _lost(tpot: Kept, idle_ms: float | None) -> float | None:
@@ -137,6 +142,6 @@ def _lost(tpot: Kept, idle_ms: float | None) -> float | None:
     return max(0.0, 1.0 - idle_ms / mean_ms) if mean_ms > 0.0 else None
 
 
-def _work(kept: Kept, length_s: float) -> float | None:
-    """Return how many replicas the prompts kept at work, None before anything was watched."""
-    return sum(ms for _, ms in kept) / 1000.0 / length_s if length_s > 0.0 else None
+def _work(kept: Kept, length_s: float) -> float:
+    """Return how many replicas the prompts kept at work."""
+    return sum(ms for _, ms in kept) / 1000.0 / length_s

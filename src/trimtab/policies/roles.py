@@ -231,7 +231,7 @@ def _wanted(
         # Whole requests: prompts that stall answers show in both phases, and only a split can tell them apart.
         return _split(seen, needs_prefill or needs_decode, rules)
     if needs_decode and seen.lost_share - _comes_back(seen, rules) > rules.gain_min:
-        return _to_decode(seen, needs_prefill=needs_prefill)
+        return _to_decode(seen, rules)
     stalled = needs_decode and _goes_ahead(seen, rules) - seen.lost_share > rules.gain_min
     # Most replicas go on answering: of a few, one that goes over is a large part of those that are left.
     most_decode = seen.decode - 1 >= seen.prefill + 1
@@ -299,13 +299,16 @@ def _is_busy(seen: RolesSeen, rules: RoleRules) -> bool:
     return seen.ahead_work >= rules.work_high * seen.prefill
 
 
-def _to_decode(seen: RolesSeen, *, needs_prefill: bool) -> tuple[RoleAction, RoleReason]:
-    if seen.prefill == 1:
-        return RoleAction.MERGE, RoleReason.FEW_LONG_PROMPTS
-    return (
-        RoleAction.MORE_DECODE,
-        RoleReason.PREFILL_IDLE if needs_prefill else RoleReason.DECODE_NEEDS,
-    )
+def _to_decode(seen: RolesSeen, rules: RoleRules) -> tuple[RoleAction, RoleReason]:
+    """Return how decode gets a replica; idle is what has less to do than a move must gain."""
+    assert seen.ahead_work is not None
+    assert seen.local_work is not None
+    action = RoleAction.MERGE if seen.prefill == 1 else RoleAction.MORE_DECODE
+    if seen.ahead_work > rules.gain_min * seen.prefill:
+        return action, RoleReason.DECODE_NEEDS
+    if action is RoleAction.MERGE and seen.local_work <= rules.gain_min:
+        return action, RoleReason.FEW_LONG_PROMPTS
+    return action, RoleReason.PREFILL_IDLE
 
 
 def _stands(ratio: float, replicas: int, below: float) -> bool:

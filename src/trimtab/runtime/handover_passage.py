@@ -116,6 +116,14 @@ class Passage:
             self.transfer.not_fetched(self.parcel)
 
     @property
+    def computed_ahead(self) -> int | None:
+        """Prompt tokens that the prefill side computed, None where it did not say what it had cached."""
+        parcel = self.parcel
+        if parcel is None or parcel.cached_tokens is None:
+            return None
+        return max(0, parcel.prompt_tokens - parcel.cached_tokens)
+
+    @property
     def is_delivered(self) -> bool:
         """Whether KV was delivered, and is not known to have been in vain."""
         return self.delivery is not None and self.outcome is not HandOverOutcome.FAILED

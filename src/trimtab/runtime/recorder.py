@@ -286,6 +286,7 @@ class Measurement:
             captured=self.captured,
             delivered=report.cached_tokens,
             held_best=decision.held_best_tokens if decision else None,
+            ahead=self._handed.computed_ahead if self._handed else None,
             output=self._chunks if is_estimated else report.output_tokens,
             output_estimated=is_estimated,
         )

@@ -112,8 +112,7 @@ class RoleKeeper:
         self.config = config
         self._parts = parts
         self._state = RolesState()
-        self._watch = self._new_watch()
-        self._since_s: float | None = None
+        self._watch, self._since_s = self._new_watch(), parts.clock.mono_s()
         self._lock = asyncio.Lock()
         self._said: tuple[str, float] = ("", float("-inf"))
         self._changing: asyncio.Task[None] | None = None
@@ -125,7 +124,7 @@ class RoleKeeper:
         """
         before, self.config = self.config, config
         if _watched(before) != _watched(config):
-            self._watch, self._since_s = self._new_watch(), None
+            self._watch, self._since_s = self._new_watch(), self._parts.clock.mono_s()
         if before.mode is RolesMode.FOLLOW and config.mode is not RolesMode.FOLLOW:
             self._state = RolesState()
             self._parts.threshold(self._state.local_factor)
@@ -153,10 +152,14 @@ class RoleKeeper:
         ahead = record.prefill_replica is not None
         if ahead and record.phases.transfer_ms is not None:
             self._watch.moved(now_s, record.phases.transfer_ms)
-        tokens = record.tokens.prompt if ahead else record.tokens.computed
+        tokens = record.tokens.computed
+        if ahead:
+            told = record.tokens.ahead
+            tokens = record.tokens.prompt if told is None else told
         if tokens is not None and tokens > self._parts.chunk_tokens:
-            work_ms = self._parts.cost().prefill_ms(tokens)
-            self._watch.long_prompt(now_s, work_ms, ahead=ahead)
+            cost = self._parts.cost()
+            if _is_measured(cost):
+                self._watch.long_prompt(now_s, cost.prefill_ms(tokens), ahead=ahead)
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -173,10 +176,11 @@ class RoleKeeper:
     def tick(self) -> RolesDecision:
         """Decide once, and begin the change that was decided."""
         now_s = self._parts.clock.mono_s()
-        if self._since_s is None:
+        sides, cost = self._sides(), self._parts.cost()
+        if not _is_measured(cost):
+            # Work is known from the first look at a measured cost on.
             self._since_s = now_s
-        sides = self._sides()
-        idle_ms = self._parts.cost().step_ms(1.0)
+        idle_ms = cost.step_ms(1.0) if _is_measured(cost) else None
         seen = self._watch.seen(now_s, sides, tpot_idle_ms=idle_ms, since_s=self._since_s)
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
@@ -273,6 +277,11 @@ class RoleKeeper:
         await self._change(replica, role, cause)
         roles = {info.id: info.role for info in fleet.infos()}
         return RoleChanged(replica=replica, role=roles[replica], event_id=cause, roles=roles)
+
+
+def _is_measured(cost: CostModel) -> bool:
+    """Say whether replicas were timed; what is routed with until then has proportions, and no times of theirs."""
+    return cost.step_samples > 0 and cost.prefill_samples > 0
 
 
 def _watched(config: RolesConfig) -> tuple[object, ...]:

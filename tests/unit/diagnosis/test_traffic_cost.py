@@ -116,3 +116,15 @@ def test_small_moves_are_no_news() -> None:
     assert not differs(cost(0.10), cost(0.105))
     assert differs(cost(0.10), cost(0.13))
     assert differs(START_COST, cost(0.10))
+
+
+@pytest.mark.parametrize(("batches", "learns"), [((4,), False), ((4, 5), True), ((1,), True)])
+def test_batches_of_one_size_do_not_tell_what_a_stream_alone_takes(
+    batches: tuple[int, ...], learns: bool
+) -> None:
+    """Their line would go through the origin, and a stream alone would cost a quarter of four together."""
+    found = [
+        record(500 + 20 * at, 70.0 + 2.0 * at, batch=batches[at % len(batches)], tpot_ms=25.0)
+        for at in range(100)
+    ]
+    assert (cost_from_traffic(found) is not None) is learns

@@ -79,12 +79,27 @@ def after(ticks: int = 2, rules: RoleRules = RULES, **changes: object) -> RolesD
         (
             {"tpot_ms_p90": 30.0, "ttft_ms_p90": 490.0, "local_work": 1.5, "ahead_work": 0.9},
             RoleAction.MORE_DECODE,
+            RoleReason.DECODE_NEEDS,
+        ),
+        (
+            {"tpot_ms_p90": 30.0, "ttft_ms_p90": 490.0, "local_work": 1.5, "ahead_work": 0.3},
+            RoleAction.MORE_DECODE,
             RoleReason.PREFILL_IDLE,
+        ),
+        (
+            {"tpot_ms_p90": 30.0, "prefill": 1, "local_work": 0.1, "ahead_work": 0.1},
+            RoleAction.MERGE,
+            RoleReason.FEW_LONG_PROMPTS,
         ),
         (
             {"tpot_ms_p90": 30.0, "prefill": 1, "ahead_work": 0.1},
             RoleAction.MERGE,
-            RoleReason.FEW_LONG_PROMPTS,
+            RoleReason.PREFILL_IDLE,
+        ),
+        (
+            {"tpot_ms_p90": 30.0, "prefill": 1, "ahead_work": 0.6, "lost_share": 0.8},
+            RoleAction.MERGE,
+            RoleReason.DECODE_NEEDS,
         ),
         ({"tpot_ms_p90": 30.0, "ahead_work": 2.6}, RoleAction.HOLD, RoleReason.REST_TOO_BUSY),
         (
