@@ -227,18 +227,22 @@ class PrefixIndex:
             self._grew(number, before, cache.size)
 
     def forget(self, replica: str) -> None:
-        """Drop all that is known of a replica: it restarted empty, or is gone."""
+        """Drop what a replica holds and what it delivered: it restarted empty. As many slots as before are empty."""
+        number = self._numbers.get(replica)
+        slots = None if number is None else self._slots.get(number)
+        self.leave(replica)
+        if slots is not None:
+            self.set_slots(replica, *slots.settings)
+
+    def leave(self, replica: str) -> None:
+        """Drop all that is known of a replica, its slots too: it left the fleet."""
         number = self._numbers.get(replica)
         if number is None:
             return
-        slots = self._slots.get(number)
         self._drop(number)
         self._known.discard(number)
         self._trust.pop(replica, None)
         self._distrusted.discard(number)
-        if slots is not None:
-            self._slots[number] = SlotCache(*slots.settings)
-            self._known.add(number)
 
     def limit(self, replica: str, size_bytes: float) -> int:
         """Drop what a replica holds by our belief beyond what it holds by its own word; return the blocks dropped.

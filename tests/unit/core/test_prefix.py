@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.core.decision import Held
+from trimtab.core.decision import Held, columns_for
 from trimtab.core.prefix import BlockHasher, PrefixIndex
 
 BLOCK = 10
@@ -161,6 +161,18 @@ def test_forgotten_replica_holds_nothing_and_keeps_its_slots() -> None:
     assert tokens(made, chain(1, 10)) == 0
     serve(made, chain(1, 10), chain(2, 10))
     assert tokens(made, chain(1, 10)) == 0
+
+
+def test_replica_that_left_leaves_no_slots() -> None:
+    """Once the last replica with slots is gone, lookups go by groups of replicas again and nothing is known of it."""
+    made = index(slots=1)
+    made.record("a", chain(1, 10), 0.0)
+    made.leave("a")
+    made.finished("a", chain(1, 10))
+    made.record("b", chain(1, 10), 0.0)
+    found = made.held_columns(chain(1, 10), 101, 101)
+    assert found.matches(columns_for(("a", "b")), 1) is not None
+    assert made.held(chain(1, 10), 101, 101) == (Held(replica="b", tokens=100, displaced=0),)
 
 
 def test_paged_replica_holds_many_prompts() -> None:
