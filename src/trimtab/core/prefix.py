@@ -115,6 +115,7 @@ class PrefixIndex:
         self._zeros: Floats = np.zeros(0)
         self._size = 0
         self._oldest: list[tuple[int, str, int]] = []
+        self._queued: set[int] = set()
         self._ticks = 0
         self._evictions = 0
         self._last_record_at_s: float | None = None
@@ -328,25 +329,27 @@ class PrefixIndex:
 
     def _grew(self, number: int, before: int, after: int) -> None:
         self._size += after - before
-        if after and not before:
+        if after and not before and number not in self._queued:
             self._push(number)
         self._evict()
 
     def _push(self, number: int) -> None:
         oldest = self._cache(number).oldest()
         heapq.heappush(self._oldest, (oldest, self._names[number], number))
+        self._queued.add(number)
 
     def _evict(self) -> None:
         """Drop what was used longest ago, over all replicas, down to the bound.
 
-        The heap has an entry for each replica that holds anything; it may be older than the truth and is then put
-        right, so the top is right once it agrees with its replica.
+        The heap has one entry for each replica that holds anything (`_queued`: who has one); it may be older than the
+        truth and is then put right, so the top is right once it agrees with its replica.
         """
         while self._size > self._blocks_max:
             oldest, _, number = self._oldest[0]
             cache = self._cache(number)
             if not cache.size or cache.oldest() != oldest:
                 heapq.heappop(self._oldest)
+                self._queued.discard(number)
                 if cache.size:
                     self._push(number)
                 continue

@@ -201,6 +201,22 @@ def test_bound_holds_over_all_replicas_together() -> None:
     assert tokens(made, chain(1, 10), "a") == 50
 
 
+def test_replica_that_empties_again_and_again_queues_once() -> None:
+    """What is kept to find the oldest chain grows with the replicas, not with their restarts, and still finds it."""
+    made = index(blocks_max=25, slots=None)
+    for _ in range(50):
+        serve(made, chain(1, 10), replica="a")
+        made.forget("a")
+    assert len(made._oldest) == 1
+    serve(made, chain(2, 10), replica="b")
+    serve(made, chain(1, 10), replica="a")
+    serve(made, chain(3, 10), replica="c")
+    assert [tokens(made, chain(*one), name) for one, name in (((2, 10), "b"), ((1, 10), "a"))] == [
+        50,
+        100,
+    ]
+
+
 def test_prompt_longer_than_the_bound_is_known_by_its_head() -> None:
     """One huge prompt cannot push the index over its bound."""
     made = index(blocks_max=5)
