@@ -168,7 +168,7 @@ def flags_of(bits: int, count: int) -> Flags:
 
 def _moved(bits: int, places: NDArray[np.intp], count: int) -> int:
     """Return bits at the places where others stand in another order of `count`; a place of -1 is in it no more."""
-    if bits & (bits - 1) == 0:
+    if bits and bits & (bits - 1) == 0:
         spot = places.item(bits.bit_length() - 1)
         return 1 << spot if spot >= 0 else 0
     spots = places[places_of(bits)]
