@@ -4,10 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from trimtab.core.decision import columns_for
 from trimtab.core.prefix import SLOT_SIMILARITY, BlockHasher, PrefixIndex
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(lambda words: "".join(words))
 REPLICAS = st.sampled_from(("r0", "r1"))
+COMING = st.sampled_from(("r0", "r1", "r2", "r3"))
 HASHER = BlockHasher(b"key", 1)
 
 
@@ -129,7 +131,7 @@ class PagesAgree(RuleBasedStateMachine):
         self.index = PrefixIndex(self.BLOCKS_MAX, 1)
         self.recent: list[tuple[str, str]] = []
 
-    @rule(replica=REPLICAS, text=WORDS)
+    @rule(replica=COMING, text=WORDS)
     def serve(self, replica: str, text: str) -> None:
         self.index.record(replica, blocks_of(text), 0.0)
         head = text[: self.BLOCKS_MAX]
@@ -138,17 +140,39 @@ class PagesAgree(RuleBasedStateMachine):
             self.recent = [other for other in self.recent if other != block] + [block]
         self.recent = self.recent[-self.BLOCKS_MAX :]
 
-    @rule(replica=REPLICAS, text=WORDS)
+    @rule(replica=COMING, text=WORDS)
     def finish(self, replica: str, text: str) -> None:
         self.index.finished(replica, blocks_of(text))
         held = [block for block in self.recent if block[0] == replica and text.startswith(block[1])]
         held.sort(key=lambda block: -len(block[1]))
         self.recent = [other for other in self.recent if other not in held] + held
 
-    @rule(replica=REPLICAS)
+    @rule(replica=COMING)
     def restart(self, replica: str) -> None:
         self.index.forget(replica)
         self.recent = [block for block in self.recent if block[0] != replica]
+
+    @rule(replica=COMING)
+    def leave(self, replica: str) -> None:
+        self.index.leave(replica)
+        self.recent = [block for block in self.recent if block[0] != replica]
+
+    @rule(text=WORDS, order=st.permutations(("r0", "r1", "r2", "r3")))
+    def answers_outlive_departures(self, text: str, order: list[str]) -> None:
+        size = len(text) + 1
+        given = self.index.held_columns(blocks_of(text), size, size)
+        was = [given.by(name) for name in order]
+        self.index.meet(order[:2])
+        self.index.leave(order[2])
+        self.recent = [block for block in self.recent if block[0] != order[2]]
+        self.index.meet(order[:1] + order[3:])
+        columns = columns_for(tuple(order))
+        assert [given.by(name) for name in order] == was
+        assert given.over(columns)[0].tolist() == was
+        found = dict.fromkeys(range(len(order)), 0)
+        for match in given.matches(columns, 1) or ():
+            found |= dict.fromkeys(match.places(), match.tokens)
+        assert list(found.values()) == was
 
     @rule(text=WORDS)
     def promises_are_kept(self, text: str) -> None:

@@ -94,7 +94,7 @@ class FleetColumns:
         self.places = (places, hashes)
         self._hashes: list[int] = hashes.tolist()
         # The last other table of places that was asked for, its size then, and the order of ours in it; copies share
-        # it. Tables only grow, so the same size is the same table.
+        # it. Tables only grow (whoever takes a name out makes a new one), so the same size is the same table.
         self._orders: list[tuple[Mapping[str, int], int, NDArray[np.intp] | None]] = []
         self._inverses: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
         self._slots_memo: dict[str, tuple[object, Floats]] = {}
@@ -242,7 +242,8 @@ class FleetColumns:
         for known, inverse in self._inverses:
             if known is order:
                 return inverse
-        found = np.full(len(places), -1, dtype=np.intp)
+        # Places may be free in between, where replicas left.
+        found = np.full(max(places.values(), default=-1) + 1, -1, dtype=np.intp)
         here = (order >= 0).nonzero()[0]
         found[order[here]] = here
         self._inverses[:] = [(order, found)]

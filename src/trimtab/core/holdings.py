@@ -93,8 +93,7 @@ class HeldColumns:
             if tokens < least or not tokens:
                 continue
             if inverse is not None:
-                spots = inverse[places_of(bits)]
-                bits = sum(1 << at for at in spots[spots >= 0].tolist())
+                bits = _moved(bits, inverse, count)
             elif bits >> count:
                 bits &= (1 << count) - 1
             if bits & (bits - 1):
@@ -165,6 +164,17 @@ def flags_of(bits: int, count: int) -> Flags:
         found = np.unpackbits(octets, count=count, bitorder="little").view(np.bool_)
         _FLAGS[bits, count] = found
     return found
+
+
+def _moved(bits: int, places: NDArray[np.intp], count: int) -> int:
+    """Return bits at the places where others stand in another order of `count`; a place of -1 is in it no more."""
+    if bits and bits & (bits - 1) == 0:
+        spot = places.item(bits.bit_length() - 1)
+        return 1 << spot if spot >= 0 else 0
+    spots = places[places_of(bits)]
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[spots[spots >= 0]] = True
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 def _places_of(bits: int) -> NDArray[np.intp]:

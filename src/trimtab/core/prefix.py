@@ -94,7 +94,8 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixIndex:
     """A bounded model of what every replica holds. One owner; lookups change nothing.
 
-    Memory: a paged block costs about 160 bytes and a bit for each replica, however many of them hold it.
+    Memory: a paged block costs about 160 bytes and a bit for each replica there is, however many of them hold it.
+    Replicas have numbers; the number of one that left goes to the next that comes.
     """
 
     def __init__(self, blocks_max: int, block_bytes: int) -> None:
@@ -107,6 +108,7 @@ class PrefixIndex:
         self._block_bytes = block_bytes
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
+        self._free: list[int] = []
         self._slots: dict[int, SlotCache] = {}
         self._paged = PagedCaches()
         self._known: set[int] = set()
@@ -115,6 +117,7 @@ class PrefixIndex:
         self._zeros: Floats = np.zeros(0)
         self._size = 0
         self._oldest: list[tuple[int, str, int]] = []
+        self._queued: set[int] = set()
         self._ticks = 0
         self._evictions = 0
         self._last_record_at_s: float | None = None
@@ -136,8 +139,16 @@ class PrefixIndex:
         self._known.add(number)
 
     def meet(self, replicas: Iterable[str]) -> None:
-        """Number replicas in this order unless they have a number; lookups in a fleet of this order are quicker."""
-        for replica in replicas:
+        """Number a fleet's replicas in this order unless they have a number; lookups in this order are quicker.
+
+        Others that hold nothing lose theirs: what was told late of one that left had given it a number again.
+        """
+        here = tuple(replicas)
+        for replica in self._numbers.keys() - here:
+            number = self._numbers[replica]
+            if number not in self._slots and not self._cache(number).size:
+                self.leave(replica)
+        for replica in here:
             self._number(replica)
 
     def held_columns(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> HeldColumns:
@@ -227,18 +238,30 @@ class PrefixIndex:
             self._grew(number, before, cache.size)
 
     def forget(self, replica: str) -> None:
-        """Drop all that is known of a replica: it restarted empty, or is gone."""
+        """Drop what a replica holds and what it delivered: it restarted empty. As many slots as before are empty."""
         number = self._numbers.get(replica)
         if number is None:
             return
         slots = self._slots.get(number)
+        self._unlearn(replica, number)
+        if slots is not None:
+            self.set_slots(replica, *slots.settings)
+
+    def leave(self, replica: str) -> None:
+        """Drop all that is known of a replica, its slots and its number too: it left the fleet."""
+        number = self._numbers.get(replica)
+        if number is None:
+            return
+        self._unlearn(replica, number)
+        # Answers that were given before go on looking up the old table, in which the number stays this replica's.
+        self._numbers = {name: at for name, at in self._numbers.items() if at != number}
+        heapq.heappush(self._free, number)
+
+    def _unlearn(self, replica: str, number: int) -> None:
         self._drop(number)
         self._known.discard(number)
         self._trust.pop(replica, None)
         self._distrusted.discard(number)
-        if slots is not None:
-            self._slots[number] = SlotCache(*slots.settings)
-            self._known.add(number)
 
     def limit(self, replica: str, size_bytes: float) -> int:
         """Drop what a replica holds by our belief beyond what it holds by its own word; return the blocks dropped.
@@ -261,9 +284,10 @@ class PrefixIndex:
         """Compare a promise (`believed` at dispatch) with what the engine reported as reused.
 
         The smoothed share below 0.5 over at least 20 promises makes the replica distrusted; it is
-        trusted again when the share is back. A promise of nothing teaches nothing.
+        trusted again when the share is back. A promise of nothing teaches nothing, nor does one that has left.
         """
-        if promised_tokens <= 0 or not blocks:
+        number = self._numbers.get(replica)
+        if number is None or promised_tokens <= 0 or not blocks:
             return
         kept = min(1.0, max(0, delivered_tokens) / promised_tokens)
         old = self.trust(replica)
@@ -271,7 +295,6 @@ class PrefixIndex:
         samples = old.samples + 1
         trusted = share >= TRUST_FLOOR or (old.trusted and samples < TRUST_SAMPLES_MIN)
         self._trust[replica] = Trust(share=share, samples=samples, trusted=trusted)
-        number = self._number(replica)
         (self._distrusted.discard if trusted else self._distrusted.add)(number)
 
     def trust(self, replica: str) -> Trust:
@@ -308,7 +331,10 @@ class PrefixIndex:
 
     def _number(self, replica: str) -> int:
         number = self._numbers.get(replica)
-        if number is None:
+        if number is None and self._free:
+            number = self._numbers[replica] = heapq.heappop(self._free)
+            self._names[number] = replica
+        elif number is None:
             number = self._numbers[replica] = len(self._names)
             self._names.append(replica)
         return number
@@ -324,25 +350,27 @@ class PrefixIndex:
 
     def _grew(self, number: int, before: int, after: int) -> None:
         self._size += after - before
-        if after and not before:
+        if after and not before and number not in self._queued:
             self._push(number)
         self._evict()
 
     def _push(self, number: int) -> None:
         oldest = self._cache(number).oldest()
         heapq.heappush(self._oldest, (oldest, self._names[number], number))
+        self._queued.add(number)
 
     def _evict(self) -> None:
         """Drop what was used longest ago, over all replicas, down to the bound.
 
-        The heap has an entry for each replica that holds anything; it may be older than the truth and is then put
-        right, so the top is right once it agrees with its replica.
+        The heap has one entry for each replica that holds anything (`_queued`: who has one); it may be older than the
+        truth and is then put right, so the top is right once it agrees with its replica.
         """
         while self._size > self._blocks_max:
             oldest, _, number = self._oldest[0]
             cache = self._cache(number)
             if not cache.size or cache.oldest() != oldest:
                 heapq.heappop(self._oldest)
+                self._queued.discard(number)
                 if cache.size:
                     self._push(number)
                 continue

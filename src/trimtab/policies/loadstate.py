@@ -73,14 +73,14 @@ class LoadState:
             labels=labels,
         )
         before, self._told = self._members.put(told), None
+        if before is not None and started_at_s != before.started_at_s:
+            self._without_others(id)
         if before is None or self._stale:
             self._stale = True
             return
         at = self._columns.places[0][id]
         self._columns.set_ready(at, self._members.is_ready(id))
         self._columns.set_slots(at, slots)
-        if started_at_s != before.started_at_s:
-            self._without_others(id)
 
     def remove_replica(self, replica: str) -> None:
         """Forget a replica that left the fleet; its requests in flight run out uncounted in views."""
@@ -92,6 +92,7 @@ class LoadState:
                 self._columns.set_kv(at, np.nan)
                 self._columns.seen_at_s[at] = 0.0
             self._stale, self._told = True, None
+            self._drop_idle(replica)
 
     def seen(
         self,
@@ -113,7 +114,9 @@ class LoadState:
             return
         columns.set_kv(at, np.nan if kv_used_share is None else kv_used_share)
         columns.seen_at_s[at] = now_s
-        self._counted(at, running, waiting)
+        if running is not None and waiting is not None:
+            columns.reported[at] = running + waiting
+            self._others(at, running, waiting)
 
     def seen_all(
         self,
@@ -135,13 +138,6 @@ class LoadState:
         for at, (running, waiting) in enumerate(counts):
             self._others(at, running, waiting)
 
-    def _counted(self, at: int, running: int | None, waiting: int | None) -> None:
-        """Take in an engine's own count, unless it is unknown."""
-        if running is None or waiting is None:
-            return
-        self._columns.reported[at] = running + waiting
-        self._others(at, running, waiting)
-
     def _others(self, at: int, running: int, waiting: int) -> None:
         """Count what an engine has beyond this gateway's requests as others'."""
         work = self._work[self._columns.ids[at]]
@@ -155,10 +151,17 @@ class LoadState:
     def _without_others(self, replica: str) -> None:
         """Forget what an engine told of its requests: it began anew."""
         at, work = self._columns.place(replica), self._work.get(replica)
-        if at is not None and work is not None and not self._stale:
+        if at is not None:
             self._columns.reported[at] = np.nan
+        if work is not None:
             work.others_running = work.others_waiting = 0
             self._note(work)
+
+    def _drop_idle(self, replica: str) -> None:
+        """Forget the work on a replica that left and has nothing in flight: names may be new at each start."""
+        work = self._work.get(replica)
+        if work is not None and not work.running + work.waiting:
+            del self._work[replica]
 
     def admitted(
         self, request_id: str, replica: str, *, prefill_tokens: int, decode_tokens: int
@@ -258,6 +261,8 @@ class LoadState:
         work.prefill_tokens -= flight.prefill_tokens
         work.decode_tokens -= flight.decode_tokens
         self._note(work)
+        if flight.replica not in self._members.by_id:
+            self._drop_idle(flight.replica)
 
     @property
     def in_flight(self) -> int:
@@ -357,8 +362,7 @@ class LoadState:
         """Return the columns, laid out anew if replicas came or left; what was seen of the others stays."""
         if not self._stale:
             return self._columns
-        self._stale = False
-        old = self._columns
+        self._stale, old = False, self._columns
         self._columns = columns = columns_for(tuple(sorted(self._members.by_id)))
         for work in self._work.values():
             work.at = -1

@@ -387,7 +387,7 @@ class System(Recent):
         self._states.pop(replica, None)
         self.load.remove_replica(replica)
         self.gateway.metrics.forget(replica)
-        self.router.forget(replica)
+        self.router.leave(replica)
         self.hand_overs.forget(replica)
         self.gateway.guard.forget(replica, self.clock.mono_s())
 

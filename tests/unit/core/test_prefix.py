@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.core.decision import Held
+from trimtab.core.decision import Held, columns_for
 from trimtab.core.prefix import BlockHasher, PrefixIndex
 
 BLOCK = 10
@@ -163,6 +163,70 @@ def test_forgotten_replica_holds_nothing_and_keeps_its_slots() -> None:
     assert tokens(made, chain(1, 10)) == 0
 
 
+def test_replica_that_left_leaves_no_slots() -> None:
+    """Once the last replica with slots is gone, lookups go by groups of replicas again and nothing is known of it."""
+    made = index(slots=1)
+    made.record("a", chain(1, 10), 0.0)
+    made.leave("a")
+    made.finished("a", chain(1, 10))
+    made.record("b", chain(1, 10), 0.0)
+    found = made.held_columns(chain(1, 10), 101, 101)
+    assert found.matches(columns_for(("a", "b")), 1) is not None
+    assert made.held(chain(1, 10), 101, 101) == (Held(replica="b", tokens=100, displaced=0),)
+
+
+def test_names_that_come_and_go_need_no_more_room_than_those_that_are_there() -> None:
+    """With an address in each name every start brings a new one; late news of one that left does not keep it."""
+    made = index(slots=None, blocks_max=20)
+    for number in range(100):
+        name = f"r{number}"
+        made.meet(("stays", name))
+        serve(made, chain(number, 2), replica=name)
+        made.leave(name)
+        made.finished(name, chain(number, 2))
+        made.correct(name, chain(number, 2), 100, 0)
+    for _ in range(100):
+        made.record("late", chain(1, 2), 0.0)
+        serve(made, chain(2, 20), replica="stays")
+        made.meet(("stays",))
+    assert made.held_columns(chain(1, 2), 20, 20).displaced.size == 2
+    assert len(made._numbers) == 1
+
+
+def test_answer_given_before_a_departure_stays_what_it_was() -> None:
+    """Whoever comes next takes the free number, and holds nothing of what the one before it held."""
+    made = index(slots=None)
+    fleet = columns_for(("a", "b"))
+    made.meet(("a", "b"))
+    serve(made, chain(1, 10), replica="a")
+    serve(made, chain(1, 10), replica="b")
+    before = made.held_columns(chain(1, 10), 101, 101)
+    made.leave("a")
+    between = made.held_columns(chain(1, 10), 101, 101)
+    after_fleet = columns_for(("b", "c"))
+    made.meet(("b", "c"))
+    assert [before.by(name) for name in "abc"] == [100, 100, 0]
+    assert [between.by(name) for name in "abc"] == [0, 100, 0]
+    for given, held in ((before, (100, 100)), (between, (0, 100))):
+        assert given.over(fleet)[0].tolist() == list(held)
+        assert given.over(after_fleet)[0].tolist() == [100, 0]
+        [match] = given.matches(after_fleet, 1) or ()
+        assert match.places() == [0] or match.places() == (0,)
+    serve(made, chain(2, 10), replica="c")
+    assert [tokens(made, chain(2, 10), name) for name in "bc"] == [0, 100]
+
+
+def test_free_place_between_others_is_no_place_in_the_fleet() -> None:
+    """Where a replica left from the middle, those behind it are still found where they stand."""
+    made = index(slots=None)
+    made.meet(("a", "b", "c", "d"))
+    for name in "acd":
+        serve(made, chain(1, 10), replica=name)
+    made.leave("b")
+    [match] = made.held_columns(chain(1, 10), 101, 101).matches(columns_for(tuple("acd")), 1) or ()
+    assert (match.places(), match.tokens) == ([0, 1, 2], 100)
+
+
 def test_paged_replica_holds_many_prompts() -> None:
     """Without slots, blocks are shared and nothing is overwritten within the bound."""
     made = index(slots=None)
@@ -187,6 +251,22 @@ def test_bound_holds_over_all_replicas_together() -> None:
     serve(made, chain(3, 10), replica="paged")
     assert made.stats().blocks == 25
     assert tokens(made, chain(1, 10), "a") == 50
+
+
+def test_replica_that_empties_again_and_again_queues_once() -> None:
+    """What is kept to find the oldest chain grows with the replicas, not with their restarts, and still finds it."""
+    made = index(blocks_max=25, slots=None)
+    for _ in range(50):
+        serve(made, chain(1, 10), replica="a")
+        made.forget("a")
+    assert len(made._oldest) == 1
+    serve(made, chain(2, 10), replica="b")
+    serve(made, chain(1, 10), replica="a")
+    serve(made, chain(3, 10), replica="c")
+    assert [tokens(made, chain(*one), name) for one, name in (((2, 10), "b"), ((1, 10), "a"))] == [
+        50,
+        100,
+    ]
 
 
 def test_prompt_longer_than_the_bound_is_known_by_its_head() -> None:

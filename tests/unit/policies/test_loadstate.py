@@ -12,9 +12,21 @@ def fleet(*replicas: str) -> LoadState:
     return load
 
 
-def put(load: LoadState, replica: str, state: ReplicaState = ReplicaState.READY) -> None:
+def put(
+    load: LoadState,
+    replica: str,
+    state: ReplicaState = ReplicaState.READY,
+    *,
+    started_at_s: float = 0.0,
+) -> None:
     load.set_replica(
-        id=replica, url="http://x", role=Role.MIXED, revision="v", state=state, slots=4
+        id=replica,
+        url="http://x",
+        role=Role.MIXED,
+        revision="v",
+        state=state,
+        slots=4,
+        started_at_s=started_at_s,
     )
 
 
@@ -112,6 +124,45 @@ def test_removed_replica_leaves_the_view_and_its_requests_end_quietly() -> None:
     load.finished("r")
     assert [replica.id for replica in load.view(0.0).replicas] == ["a"]
     assert load.in_flight == 0
+
+
+def test_replicas_that_left_together_come_back_without_what_others_had_there() -> None:
+    """What an engine told of other gateways' requests ends with it, though nobody looked at the fleet in between."""
+    load = fleet("a", "b")
+    for replica in "ab":
+        load.seen(replica, now_s=1.0, kv_used_share=0.5, running=3, waiting=2)
+    for replica in "ab":
+        load.remove_replica(replica)
+    for replica in "ab":
+        put(load, replica)
+    view = load.view(2.0)
+    assert [work(one) for one in view.replicas] == [(0, 0, 0, 0)] * 2
+    assert [one.kv_used_share for one in view.replicas] == [None, None]
+
+
+def test_restart_beside_a_newcomer_ends_what_others_had_there() -> None:
+    """A restarted engine's requests are gone, whether or not the fleet was looked at since another replica came."""
+    load = fleet("a")
+    load.seen("a", now_s=1.0, kv_used_share=0.5, running=3, waiting=2)
+    put(load, "b")
+    put(load, "a", started_at_s=9.0)
+    assert [work(one) for one in load.view(2.0).replicas] == [(0, 0, 0, 0)] * 2
+
+
+def test_names_that_are_gone_leave_nothing_behind() -> None:
+    """Work of a replica that left is kept until its last request from here has ended, and no longer."""
+    load = fleet("z")
+    grown = []
+    for number in range(100):
+        name = f"r{number}"
+        put(load, name)
+        load.admitted(name, name, prefill_tokens=1, decode_tokens=1)
+        load.view(0.0)
+        load.remove_replica(name)
+        assert load.own_in_flight(name) == 1
+        load.finished(name)
+        grown.append(len(load._work))
+    assert grown == [1] * 100
 
 
 def test_prompt_that_does_not_travel_counts_where_it_is_computed_after_all() -> None:
