@@ -1,6 +1,5 @@
 """What the controller keeps of the lever that is being proven, and what it asks of others about it."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -71,7 +70,7 @@ class Proof(msgspec.Struct, kw_only=True):
         # Whom the first share was shown to before it paused may be what was wrong: counted anew.
         self.exposed = Exposed()
 
-    def judge_anew(self, records: Iterable[RequestRecord]) -> None:
+    def judge_anew(self, records: tuple[RequestRecord, ...]) -> None:
         """Forget what was counted, and count these finished requests."""
         self.judge = Judge(self.record)
         for one in records:
