@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension
+from trimtab.core.cuts import KNOWN_BEFORE_SERVING, Cut, Dimension, header_names
 from trimtab.core.lever import CutHarm, LeverRecord, LeverRecordError, check_record
 from trimtab.rollout.answer import ALL_TRAFFIC
 
@@ -22,9 +22,10 @@ def leaving(record: LeverRecord, cut: str) -> Cut | None:
 
 
 def narrowed(record: LeverRecord, cut: Cut) -> LeverRecord:
-    """Return the record with its slice drawn from one cut alone.
+    """Return the record with its slice drawn from one cut alone, without the gates of cuts that lie outside it.
 
-    Raises `LeverRecordError` for a cut that its slice does not hold, or that no request is told by before it is served.
+    Raises `LeverRecordError` for a cut that its slice does not hold, or that no request is told by before it is served,
+    or where no gate is left that asks for a gain.
     """
     if cut.dimension not in KNOWN_BEFORE_SERVING:
         raise LeverRecordError(
@@ -34,4 +35,15 @@ def narrowed(record: LeverRecord, cut: Cut) -> LeverRecord:
         drawn = " or ".join(str(each) for each in record.cuts) or "all traffic"
         but = "".join(f" but {each}" for each in record.without)
         raise LeverRecordError(f"{record.name} is for {drawn}{but}: {cut} is not among that")
-    return check_record(msgspec.structs.replace(record, cuts=(cut,)))
+    # A gate that no request reaches would hold the rollout until it is taken back.
+    gates = tuple(gate for gate in record.gates if not _lies_outside(gate.cut, cut))
+    return check_record(msgspec.structs.replace(record, cuts=(cut,), gates=gates))
+
+
+def _lies_outside(other: Cut | None, cut: Cut) -> bool:
+    """Whether no request belongs to both cuts: one dimension, or one header, has one value a request."""
+    if other is None or other == cut or other.dimension is not cut.dimension:
+        return False
+    if cut.dimension is not Dimension.HEADER:
+        return True
+    return header_names((other,)) == header_names((cut,))

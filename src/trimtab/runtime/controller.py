@@ -294,7 +294,7 @@ class Controller:
         if self._actuator.plan.candidate is not None:
             self._actuator.shrink_slice(tuple(proof.out), cause_id=proof.last_event_id)
             # What those cuts showed counts no more: judge the rest anew, from what is remembered.
-            proof.judge_anew(self._records)
+            proof.judge_anew(self.records)
 
     def leave_out(self, cut: Cut, reason: str) -> None:
         """Keep a cut off the lever being proven, as a person says; raises `ControlError` where that cannot be."""

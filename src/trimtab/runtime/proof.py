@@ -71,7 +71,7 @@ class Proof(msgspec.Struct, kw_only=True):
         # Whom the first share was shown to before it paused may be what was wrong: counted anew.
         self.exposed = Exposed()
 
-    def judge_anew(self, records: Iterable[RequestRecord]) -> None:
+    def judge_anew(self, records: tuple[RequestRecord, ...]) -> None:
         """Forget what was counted, and count these finished requests."""
         self.judge = Judge(self.record)
         for one in records:
