@@ -85,7 +85,7 @@ class Rig:
             prompt = (*shared, *own)
             self.prompts.append(prompt)
             id_ = self.rng.choice(self.ids)
-            self.index.record(id_, prompt, 0.0)
+            self.index.record(id_, prompt)
             self.index.finished(id_, prompt)
         self.policy = PrefixAffine(cost=COST)
 

@@ -74,5 +74,5 @@ def query(
 def hold(made: Router, replica: str, prompt: bytes, *, salt: str = "") -> None:
     """Let a replica have served a prompt."""
     blocks = HASHER.blocks(prompt, PrefixScope(salt=salt).space)
-    made.index.record(replica, blocks, 0.0)
+    made.index.record(replica, blocks)
     made.index.finished(replica, blocks)

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from index_kit import held_by
 
 from trimtab.core.decision import columns_for
 from trimtab.core.prefix import SLOT_SIMILARITY, BlockHasher, PrefixIndex
@@ -86,7 +87,7 @@ class SlotsAgree(RuleBasedStateMachine):
     @rule(replica=REPLICAS, text=WORDS)
     def dispatch(self, replica: str, text: str) -> None:
         self.now += 1
-        self.index.record(replica, blocks_of(text), float(self.now))
+        self.index.record(replica, blocks_of(text))
         self.engines[replica].start(text, self.now)
 
     @rule(replica=REPLICAS, data=st.data())
@@ -107,7 +108,7 @@ class SlotsAgree(RuleBasedStateMachine):
     @rule(text=WORDS)
     def promises_are_kept(self, text: str) -> None:
         size = len(text) + 1
-        for held in self.index.held(blocks_of(text), size, size):
+        for held in held_by(self.index, blocks_of(text), size, size):
             slot = self.engines[held.replica].pick(text)
             if slot is not None:
                 expected = common(slot.text, text)
@@ -133,7 +134,7 @@ class PagesAgree(RuleBasedStateMachine):
 
     @rule(replica=COMING, text=WORDS)
     def serve(self, replica: str, text: str) -> None:
-        self.index.record(replica, blocks_of(text), 0.0)
+        self.index.record(replica, blocks_of(text))
         head = text[: self.BLOCKS_MAX]
         for length in range(len(head), 0, -1):
             block = (replica, head[:length])
@@ -177,7 +178,7 @@ class PagesAgree(RuleBasedStateMachine):
     @rule(text=WORDS)
     def promises_are_kept(self, text: str) -> None:
         size = len(text) + 1
-        for held in self.index.held(blocks_of(text), size, size):
+        for held in held_by(self.index, blocks_of(text), size, size):
             lengths = [
                 length
                 for length in range(len(text) + 1)
@@ -201,7 +202,7 @@ class MixedBound(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS, text=WORDS)
     def dispatch(self, replica: str, text: str) -> None:
-        self.index.record(replica, blocks_of(text), 0.0)
+        self.index.record(replica, blocks_of(text))
         self.sent.append((replica, text))
 
     @rule(data=st.data())
@@ -216,7 +217,7 @@ class MixedBound(RuleBasedStateMachine):
 
     @rule(text=WORDS)
     def promises_are_in_range(self, text: str) -> None:
-        for held in self.index.held(blocks_of(text), 100, 200):
+        for held in held_by(self.index, blocks_of(text), 100, 200):
             assert 0 <= held.tokens <= 99
 
 

@@ -3,6 +3,7 @@
 import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from index_kit import held_by
 from routing_kit import COST, fleet, replica, request
 
 from trimtab.core.decision import Exclusion, FleetView, ReplicaView, RouteRequest
@@ -144,7 +145,7 @@ def test_sessions_with_a_common_head_use_every_replica(seed: int, sessions: int)
         text = texts.get(session, head) + bytes([session + 1]) * 150
         texts[session] = text
         blocks = hasher.blocks(text)
-        held = {one.replica: one for one in index.held(blocks, len(text), len(text))}
+        held = {one.replica: one for one in held_by(index, blocks, len(text))}
         view = fleet(
             *(
                 replica(name, prefill=sum(new for on, _, new in flying if on == name))
@@ -162,7 +163,7 @@ def test_sessions_with_a_common_head_use_every_replica(seed: int, sessions: int)
         assert chosen is not None
         asked_tokens += len(text)
         lost += max(one.tokens for one in held.values()) - held[chosen].tokens
-        index.record(chosen, blocks, float(turn))
+        index.record(chosen, blocks)
         flying.append((chosen, blocks, len(text) - held[chosen].tokens))
         outputs[chosen] += 1
         if len(flying) == 2:

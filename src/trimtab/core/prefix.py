@@ -27,7 +27,6 @@ import numpy as np
 import xxhash
 
 from trimtab.core.columns import Floats
-from trimtab.core.decision import Held
 from trimtab.core.holdings import Groups, HeldColumns, places_of
 from trimtab.core.prefix_paged import PagedCache, PagedCaches
 from trimtab.core.prefix_slots import SlotCache
@@ -78,9 +77,7 @@ class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
 
     blocks: int
     blocks_max: int
-    replicas: int
     evictions: int
-    last_record_at_s: float | None
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +108,6 @@ class PrefixIndex:
         self._free: list[int] = []
         self._slots: dict[int, SlotCache] = {}
         self._paged = PagedCaches()
-        self._known: set[int] = set()
         self._trust: dict[str, Trust] = {}
         self._distrusted: set[int] = set()
         self._zeros: Floats = np.zeros(0)
@@ -120,7 +116,6 @@ class PrefixIndex:
         self._queued: set[int] = set()
         self._ticks = 0
         self._evictions = 0
-        self._last_record_at_s: float | None = None
 
     def set_slots(self, replica: str, slots: int, similarity: float = SLOT_SIMILARITY) -> None:
         """Say that a replica is of the slot kind. Equal settings change nothing, others start empty.
@@ -136,7 +131,6 @@ class PrefixIndex:
             return
         self._drop(number)
         self._slots[number] = SlotCache(slots, similarity)
-        self._known.add(number)
 
     def meet(self, replicas: Iterable[str]) -> None:
         """Number a fleet's replicas in this order unless they have a number; lookups in this order are quicker.
@@ -201,25 +195,15 @@ class PrefixIndex:
                 tokens[number] = self._tokens(reuse, prompt_tokens, prompt_bytes)
         return HeldColumns(self._numbers, tokens, displaced)
 
-    def held(self, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> tuple[Held, ...]:
-        """Return the same for each replica of which anything is known, in order of id."""
-        columns = self.held_columns(blocks, prompt_tokens, prompt_bytes)
-        return tuple(
-            Held(replica=name, tokens=columns.by(name), displaced=columns.displaced_by(name))
-            for name in sorted(self._names[number] for number in self._known)
-        )
-
     def believed(self, replica: str, blocks: Blocks, prompt_tokens: int, prompt_bytes: int) -> int:
         """Return what one replica would reuse whatever the trust in it: what `correct` is to be told."""
         number = self._numbers.get(replica)
         reuse = 0 if number is None else self._cache(number).preview(blocks)[0]
         return self._tokens(reuse, prompt_tokens, prompt_bytes)
 
-    def record(self, replica: str, blocks: Blocks, at_s: float) -> None:
+    def record(self, replica: str, blocks: Blocks) -> None:
         """Note that a prompt was dispatched to a replica; in a slot it is busy until `finished`."""
-        self._last_record_at_s = at_s
         number = self._number(replica)
-        self._known.add(number)
         cache = self._cache(number)
         self._ticks += 1
         before = cache.size
@@ -259,7 +243,6 @@ class PrefixIndex:
 
     def _unlearn(self, replica: str, number: int) -> None:
         self._drop(number)
-        self._known.discard(number)
         self._trust.pop(replica, None)
         self._distrusted.discard(number)
 
@@ -306,9 +289,7 @@ class PrefixIndex:
         return PrefixStats(
             blocks=self._size,
             blocks_max=self._blocks_max,
-            replicas=len(self._known),
             evictions=self._evictions,
-            last_record_at_s=self._last_record_at_s,
         )
 
     def tokens_of(self, blocks: int, prompt_tokens: int, prompt_bytes: int) -> int:

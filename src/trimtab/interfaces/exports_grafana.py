@@ -73,7 +73,7 @@ def rows() -> tuple[Row, ...]:
         Row("Rollouts", _rollouts()),
         Row("Traffic", _traffic()),
         Row("Latency by arm", _latencies()),
-        Row("Tokens, cache and speculation", _tokens()),
+        Row("Tokens, cache and speculation", (*_tokens(), *_index())),
         Row("Fleet", _fleet()),
         Row("Hand-overs of KV", _hand_overs()),
         Row("Guard and telemetry", _guard()),
@@ -212,6 +212,26 @@ def _tokens() -> tuple[Panel, ...]:
             unit="none",
             lines=lengths,
             metrics=("request_prompt_tokens", "request_generation_tokens"),
+        ),
+    )
+
+
+def _index() -> tuple[Panel, ...]:
+    blocks = (
+        Line(gauge("prefix_index_blocks"), "blocks"),
+        Line(gauge("prefix_index_blocks_max"), "most"),
+    )
+    return (
+        Panel(
+            title="Prefix index",
+            unit="none",
+            lines=blocks,
+            metrics=("prefix_index_blocks", "prefix_index_blocks_max"),
+        ),
+        _rates(
+            "Blocks that the prefix index dropped for its bound, per second",
+            "none",
+            ("prefix_index_blocks_evicted", "dropped"),
         ),
     )
 

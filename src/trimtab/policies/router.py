@@ -206,7 +206,7 @@ class Router:
         captured = self.index.believed(
             replica, query.blocks, routed.prompt_tokens, query.prompt_size
         )
-        self.index.record(replica, query.blocks, query.now_s)
+        self.index.record(replica, query.blocks)
         return captured
 
     def finished(

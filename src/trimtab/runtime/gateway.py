@@ -110,6 +110,7 @@ class Gateway:
         )
         self.metrics = GatewayMetrics(lambda: float(len(self._serving)))
         self.metrics.guard.counts = lambda: self.guard.counts
+        self.metrics.index.stats = router.index.stats
         self.on_body: Callable[[RequestRecord, str, bytes], None] = lambda *_: None
         """Hears every finished request with its path and body, which it must not store."""
         self.pages = self._made_pages(extra_routes, admin_token)

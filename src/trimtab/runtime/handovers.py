@@ -265,7 +265,7 @@ class HandOvers:
         def holds() -> None:
             nonlocal is_held
             is_held = True
-            index.record(source.id, what.blocks, self._clock.mono_s())
+            index.record(source.id, what.blocks)
 
         try:
             passage.parcel = await self._prefilled(passage, what, holds)

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from trimtab.core.decision import RoutingDecision
 from trimtab.core.handover import HandOver, HandOverOutcome
+from trimtab.core.prefix import PrefixStats
 from trimtab.core.record import RequestRecord
 from trimtab.runtime.guard_metrics import GuardCollector
 from trimtab.runtime.rollout_metrics import RolloutCollector
@@ -111,6 +112,9 @@ class GatewayMetrics:
         ).set_function(in_flight)
         self._fleet = _FleetCollector()
         self._registry.register(self._fleet)
+        self.index = _IndexCollector()
+        """Shows what `index.stats` returns."""
+        self._registry.register(self.index)
         self.guard = GuardCollector()
         """Shows what `guard.counts` returns."""
         self._registry.register(self.guard)
@@ -261,3 +265,28 @@ class _FleetCollector(Collector):
         for one in figures:
             restarts.add_metric((one.replica,), one.restarts)
         yield restarts
+
+
+class _IndexCollector(Collector):
+    """Says at each scrape how full the prefix index is, once there is one."""
+
+    def __init__(self) -> None:
+        self.stats: Callable[[], PrefixStats | None] = lambda: None
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats()
+        yield GaugeMetricFamily(
+            "trimtab_prefix_index_blocks",
+            "Blocks in the prefix index, those that many replicas hold counted for each.",
+            value=None if stats is None else stats.blocks,
+        )
+        yield GaugeMetricFamily(
+            "trimtab_prefix_index_blocks_max",
+            "Most blocks that the prefix index may have (`routing.index_blocks_max`).",
+            value=None if stats is None else stats.blocks_max,
+        )
+        yield CounterMetricFamily(
+            "trimtab_prefix_index_blocks_evicted",
+            "Blocks that the prefix index dropped for its bound, not by the engines' own rules.",
+            value=None if stats is None else stats.evictions,
+        )

@@ -70,7 +70,7 @@ class HandOvers:
             prefill_tokens=max(1, routed.prompt_tokens - held),
             decode_tokens=0,
         )
-        flight.gateway.router.index.record(source, flight.arrival.hashes, now_s)
+        flight.gateway.router.index.record(source, flight.arrival.hashes)
         flight.counted = True
         flight.ahead = Job(
             id=flight.row,

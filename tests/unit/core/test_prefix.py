@@ -1,6 +1,7 @@
 """The prefix index promises what an engine still holds, and stops promising what it does not deliver."""
 
 import pytest
+from index_kit import held_by
 
 from trimtab.core.decision import Held, columns_for
 from trimtab.core.prefix import BlockHasher, PrefixIndex
@@ -18,12 +19,12 @@ def index(*, blocks_max: int = 1000, slots: int | None = 2, replicas: str = "a")
 def tokens(made: PrefixIndex, blocks: tuple[int, ...], replica: str = "a") -> int:
     """Tokens held of a prompt of one token per byte, with one byte beyond its last full block."""
     size = len(blocks) * BLOCK + 1
-    return next(one.tokens for one in made.held(blocks, size, size) if one.replica == replica)
+    return next(one.tokens for one in held_by(made, blocks, size, size) if one.replica == replica)
 
 
 def serve(made: PrefixIndex, *prompts: tuple[int, ...], replica: str = "a") -> None:
     for prompt in prompts:
-        made.record(replica, prompt, 0.0)
+        made.record(replica, prompt)
         made.finished(replica, prompt)
 
 
@@ -66,7 +67,7 @@ def test_last_token_is_never_promised() -> None:
     """An engine computes at least one token even of a prompt that it holds whole."""
     made = index()
     serve(made, chain(1, 5))
-    assert made.held(chain(1, 5), 50, 50) == (Held(replica="a", tokens=49, displaced=0),)
+    assert held_by(made, chain(1, 5), 50, 50) == (Held(replica="a", tokens=49, displaced=0),)
 
 
 def test_new_prompt_takes_over_the_slot_with_the_longest_prefix() -> None:
@@ -111,13 +112,13 @@ def test_what_a_new_prompt_would_overwrite_is_told() -> None:
     made = index()
     system = chain(9, 5)
     serve(made, chain(1, 5, shared=system))
-    assert made.held(chain(2, 5, shared=system), 100, 100)[0].displaced == 50
+    assert held_by(made, chain(2, 5, shared=system), 100, 100)[0].displaced == 50
 
 
 def test_busy_slot_is_not_taken_over() -> None:
     """A running prompt keeps its slot; the next one gets another, however alike they are."""
     made = index()
-    made.record("a", chain(1, 10), 0.0)
+    made.record("a", chain(1, 10))
     assert tokens(made, chain(1, 12)) == 0
     made.finished("a", chain(1, 10))
     assert tokens(made, chain(1, 12)) == 100
@@ -127,7 +128,7 @@ def test_prompt_without_a_free_slot_waits_for_the_first_to_end() -> None:
     """It takes that slot then, and its chain replaces the one that was there."""
     made = index()
     for name in (1, 2, 3):
-        made.record("a", chain(name, 10), 0.0)
+        made.record("a", chain(name, 10))
     made.finished("a", chain(1, 10))
     made.finished("a", chain(3, 10))
     assert tokens(made, chain(3, 10)) == 100
@@ -137,8 +138,8 @@ def test_prompt_without_a_free_slot_waits_for_the_first_to_end() -> None:
 def test_waiting_prompt_that_is_given_up_leaves_nothing() -> None:
     """A client that leaves before its turn changes no slot."""
     made = index(slots=1)
-    made.record("a", chain(1, 10), 0.0)
-    made.record("a", chain(2, 10), 0.0)
+    made.record("a", chain(1, 10))
+    made.record("a", chain(2, 10))
     made.finished("a", chain(2, 10))
     made.finished("a", chain(1, 10))
     assert tokens(made, chain(1, 10)) == 100
@@ -156,7 +157,7 @@ def test_finishing_what_never_began_changes_nothing() -> None:
 def test_forgotten_replica_holds_nothing_and_keeps_its_slots() -> None:
     """After a restart the model is that of an empty engine with as many slots."""
     made = index(slots=1)
-    made.record("a", chain(1, 10), 0.0)
+    made.record("a", chain(1, 10))
     made.forget("a")
     assert tokens(made, chain(1, 10)) == 0
     serve(made, chain(1, 10), chain(2, 10))
@@ -166,13 +167,13 @@ def test_forgotten_replica_holds_nothing_and_keeps_its_slots() -> None:
 def test_replica_that_left_leaves_no_slots() -> None:
     """Once the last replica with slots is gone, lookups go by groups of replicas again and nothing is known of it."""
     made = index(slots=1)
-    made.record("a", chain(1, 10), 0.0)
+    made.record("a", chain(1, 10))
     made.leave("a")
     made.finished("a", chain(1, 10))
-    made.record("b", chain(1, 10), 0.0)
+    made.record("b", chain(1, 10))
     found = made.held_columns(chain(1, 10), 101, 101)
     assert found.matches(columns_for(("a", "b")), 1) is not None
-    assert made.held(chain(1, 10), 101, 101) == (Held(replica="b", tokens=100, displaced=0),)
+    assert held_by(made, chain(1, 10), 101, 101) == (Held(replica="b", tokens=100, displaced=0),)
 
 
 def test_names_that_come_and_go_need_no_more_room_than_those_that_are_there() -> None:
@@ -186,7 +187,7 @@ def test_names_that_come_and_go_need_no_more_room_than_those_that_are_there() ->
         made.finished(name, chain(number, 2))
         made.correct(name, chain(number, 2), 100, 0)
     for _ in range(100):
-        made.record("late", chain(1, 2), 0.0)
+        made.record("late", chain(1, 2))
         serve(made, chain(2, 20), replica="stays")
         made.meet(("stays",))
     assert made.held_columns(chain(1, 2), 20, 20).displaced.size == 2

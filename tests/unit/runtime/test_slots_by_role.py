@@ -27,7 +27,7 @@ def test_slot_in_which_prompts_pass_is_not_counted_on(role: Role, held: int) -> 
     System._set_slots(cast(Any, SimpleNamespace(index=index)), cast(Any, info))
     prompts = [(number * 10 + 1, number * 10 + 2) for number in range(SLOTS)]
     for blocks in prompts:
-        index.record("r0", blocks, 0.0)
+        index.record("r0", blocks)
         index.finished("r0", blocks)
     found = [index.believed("r0", blocks, 8, 32) > 0 for blocks in prompts]
     assert found == [False] * (SLOTS - held) + [True] * held

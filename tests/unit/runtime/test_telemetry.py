@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trimtab.core.config import TelemetryConfig
 from trimtab.core.events import RequestServed
+from trimtab.core.prefix import PrefixIndex
 from trimtab.core.record import RequestRecord, Tokens
 from trimtab.core.types import ErrorClass
 from trimtab.runtime.access_log import line_of
@@ -129,6 +130,19 @@ def test_path_of_a_client_makes_no_series() -> None:
     found = samples(metrics.page())
     assert found[name] == 3.0
     assert not any("made-up" in each for each in found)
+
+
+def test_page_says_how_full_the_prefix_index_is() -> None:
+    """Whoever sets its bound sees how much of it is used and how much it costs; without an index there is no series."""
+    metrics, index = GatewayMetrics(lambda: 0.0), PrefixIndex(15, 16)
+    none = samples(metrics.page())
+    metrics.index.stats = index.stats
+    for prompt in (tuple(range(10)), tuple(range(10, 20))):
+        index.record("a", prompt)
+    found = samples(metrics.page())
+    names = ("blocks", "blocks_max", "blocks_evicted_total")
+    assert [found[f"trimtab_prefix_index_{name}"] for name in names] == [15.0, 15.0, 5.0]
+    assert not any("prefix_index" in name for name in none)
 
 
 def test_unknown_figure_of_a_replica_gives_no_series() -> None:
