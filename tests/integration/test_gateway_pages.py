@@ -87,6 +87,7 @@ async def test_metrics_count_requests_without_a_word_of_theirs() -> None:
     assert 'trimtab_generation_tokens_total{replica="r0"} 2.0' in page
     assert 'trimtab_time_to_first_token_seconds_count{arm="baseline",replica="r0"} 1.0' in page
     assert "trimtab_requests_in_flight 0.0" in page
+    assert "trimtab_prefix_index_blocks_max " in page
     assert WORD not in page
 
 
