@@ -13,6 +13,7 @@ from trimtab.core.step_cost import StepCost
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.routing import build_policies
 from trimtab.sim.fit import Limits, serve
+from trimtab.sim.jobs import ReplicaSpec
 from trimtab.sim.measured import Measured
 
 TRUTH = StepCost(
@@ -51,7 +52,12 @@ def measurement(count: int = 40, *, gap_s: float = 0.4) -> list[Measured]:
         )
         for number in range(count)
     ]
-    served, _ = serve(asked, LIMITS.spec(TRUTH))
+    return served_by(asked, LIMITS.spec(TRUTH))
+
+
+def served_by(asked: Sequence[Measured], spec: ReplicaSpec, seed: int = 1) -> list[Measured]:
+    """The requests with the times at which such replicas serve them."""
+    served, _ = serve(asked, spec, seed)
     return [
         msgspec.structs.replace(
             one,

@@ -280,15 +280,7 @@ class FleetColumns:
 
     def session_first(self, key_hash: int, among: Sequence[int]) -> int:
         """Return the first of some places in a session's order (`session_places`); there is at least one."""
-        hashes, first, least = self._hashes, -1, _ALL + 1
-        for at in among:
-            value = hashes[at] ^ key_hash
-            value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-            value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
-            value ^= value >> 31
-            if value < least:
-                first, least = at, value
-        return first
+        return min(among, key=lambda at: _mixed(self._hashes[at] ^ key_hash))
 
 
 def _mixed(value: int) -> int:

@@ -5,7 +5,7 @@ checks them against the names that there are.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trimtab.core.nearest import nearest_names
 
@@ -25,11 +25,17 @@ def rule_matches(rule: str, module: str) -> bool:
 
 
 def nothing_kept(
-    rule: str, modules: Sequence[str], *, also: Sequence[str] = (), called: str = "ignore rule"
+    rule: str,
+    modules: Sequence[str],
+    *,
+    also: Sequence[str] = (),
+    called: str = "ignore rule",
+    more: Callable[[Sequence[str]], str] = lambda near: "",
 ) -> str | None:
     """Return what is wrong with a rule, with the nearest names, where it is no pattern or matches no module.
 
-    `also`: other names of modules that a rule may match; `called`: what the reader knows such a rule as.
+    `also`: other names of modules that a rule may match; `called`: what the reader knows such a rule as; `more`:
+    what is to be said of the nearest names.
     """
     try:
         found = any(rule_matches(rule, module) for module in (*modules, *also))
@@ -38,4 +44,6 @@ def nothing_kept(
     if found:
         return None
     near = nearest_names(rule.removeprefix(_PATTERN), modules) or tuple(modules[-1:])
-    return f"the {called} {rule!r} matched nothing; nearest: {', '.join(near) or 'none'}"
+    return (
+        f"the {called} {rule!r} matched nothing; nearest: {', '.join(near) or 'none'}{more(near)}"
+    )

@@ -31,7 +31,7 @@ from trimtab.rollout.blocks import Row
 from trimtab.rollout.bounds import StopBounds, proven_share, stop_bounds
 from trimtab.rollout.closing import Closing, Frame
 from trimtab.rollout.evidence import key_of
-from trimtab.rollout.leaving import leaving
+from trimtab.rollout.leaving import divided_by, leaving
 from trimtab.rollout.quality import quality_results
 from trimtab.rollout.rates import measured_outputs
 from trimtab.rollout.saturation import without_saturated
@@ -42,6 +42,9 @@ __all__ = ["ArmExtras", "answers", "evaluate", "harmed_cut", "kept_cuts", "overa
 
 WHOLE_SHARE = 0.95
 """Of the compared requests: a cut of more of them is the traffic itself, and harm in it stops the lever."""
+
+Divided = tuple[Metric, tuple[Dimension, frozenset[str]]]
+"""A metric, and what cuts divide the traffic by."""
 
 PART_SHARE = 0.5
 """Of the compared requests: where harm is shown everywhere, so many may leave and still leave enough to judge."""
@@ -144,9 +147,11 @@ def harmed_cut(
     if is_counted_alike and _requests(result) > WHOLE_SHARE * compared > 0.0:
         return None
     found = leaving(record, result.cut)
-    harmed = {} if found is None else _harmed_shares(record, results)
+    if found is None:
+        return None
+    harmed = _harmed_shares(record, results)
     is_everywhere = any(share > WHOLE_SHARE for share in harmed.values())
-    mine = harmed.get((result.metric, _divided_by(result.cut)), 1.0)
+    mine = harmed.get((result.metric, divided_by(found)), 1.0)
     return None if is_everywhere and mine > PART_SHARE else found
 
 
@@ -246,33 +251,26 @@ def _of_all_traffic(result: GateResult) -> bool:
     return result.cut == ALL_TRAFFIC and is_harm and result.metric in VETO_METRICS
 
 
-def _harmed_shares(
-    record: LeverRecord, results: Sequence[GateResult]
-) -> dict[tuple[Metric, str], float]:
+def _harmed_shares(record: LeverRecord, results: Sequence[GateResult]) -> dict[Divided, float]:
     """Return which part of what was compared lies in cuts that show harm, by metric and what divides them.
 
     Not of a single cut of nearly all requests: its harm may come from another cut that is in it.
     """
-    parts: dict[tuple[Metric, str], dict[str, int]] = {}
+    parts: dict[Divided, dict[Cut, int]] = {}
     for one in results:
         fails = one.verdict is Verdict.FAIL and not one.required
         is_counted = one.metric in VETO_METRICS and one.question is not Question.GAIN
-        if fails and is_counted and leaving(record, one.cut) is not None:
-            part = parts.setdefault((one.metric, _divided_by(one.cut)), {})
-            part[one.cut] = max(part.get(one.cut, 0), _requests(one))
-    shares: dict[tuple[Metric, str], float] = {}
+        cut = leaving(record, one.cut) if fails and is_counted else None
+        if cut is not None:
+            part = parts.setdefault((one.metric, divided_by(cut)), {})
+            part[cut] = max(part.get(cut, 0), _requests(one))
+    shares: dict[Divided, float] = {}
     for (metric, by), part in parts.items():
         compared = _compared(record, metric, results)
         share = sum(part.values()) / compared if compared else 0.0
         if len(part) > 1 or share <= WHOLE_SHARE:
             shares[metric, by] = share
     return shares
-
-
-def _divided_by(cut: str) -> str:
-    """Return what a cut divides the traffic by; cuts by two headers may share requests."""
-    dimension, _, value = cut.partition("=")
-    return f"{dimension} {value.partition(':')[0]}" if dimension == Dimension.HEADER else dimension
 
 
 def _only_for_its_cut(result: GateResult) -> bool:

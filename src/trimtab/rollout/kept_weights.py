@@ -5,6 +5,7 @@ read before anything is exposed, and each rule must name some of them, held as w
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from trimtab.core.keep_rules import is_pattern, nothing_kept, rule_matches
@@ -30,9 +31,10 @@ def check_kept(
         # A pattern is left whole: what looks like a suffix of it may be a part of its syntax.
         named = rule if is_pattern(rule) else _module(rule)
         also = tuple(full.values()) if is_pattern(rule) else ()
-        wrong = nothing_kept(named, tuple(bits), also=also, called="rule")
+        more = partial(_told_bits, bits)
+        wrong = nothing_kept(named, tuple(bits), also=also, called="rule", more=more)
         if wrong is not None:
-            raise LeverRecordError(f"{path}: {wrong}{_nearest_bits(wrong, bits)}")
+            raise LeverRecordError(f"{path}: {wrong}")
         for module in (
             one for one in bits if rule_matches(named, one) or rule_matches(named, full[one])
         ):
@@ -48,8 +50,7 @@ def _module(name: str) -> str:
     return name.removesuffix(_SUFFIX)
 
 
-def _nearest_bits(wrong: str, bits: Mapping[str, float]) -> str:
+def _told_bits(bits: Mapping[str, float], near: Sequence[str]) -> str:
     """Say how wide those that were perhaps meant are."""
-    near = wrong.partition("nearest: ")[2].split(", ")
-    told = [f"{name} at {bits[name]:.3g} bits" for name in near if name in bits]
+    told = [f"{name} at {bits[name]:.3g} bits" for name in near]
     return f" ({', '.join(told)})" if told else ""

@@ -40,10 +40,11 @@ def narrowed(record: LeverRecord, cut: Cut) -> LeverRecord:
     return check_record(msgspec.structs.replace(record, cuts=(cut,), gates=gates))
 
 
+def divided_by(cut: Cut) -> tuple[Dimension, frozenset[str]]:
+    """Return what a cut divides the traffic by: of two cuts by one dimension, or by one header, a request is in one."""
+    return cut.dimension, header_names((cut,))
+
+
 def _lies_outside(other: Cut | None, cut: Cut) -> bool:
-    """Whether no request belongs to both cuts: one dimension, or one header, has one value a request."""
-    if other is None or other == cut or other.dimension is not cut.dimension:
-        return False
-    if cut.dimension is not Dimension.HEADER:
-        return True
-    return header_names((other,)) == header_names((cut,))
+    """Whether no request belongs to both cuts."""
+    return other is not None and other != cut and divided_by(other) == divided_by(cut)

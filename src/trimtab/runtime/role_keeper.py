@@ -177,10 +177,10 @@ class RoleKeeper:
         """Decide once, and begin the change that was decided."""
         now_s = self._parts.clock.mono_s()
         sides, cost = self._sides(), self._parts.cost()
-        if not _is_measured(cost):
+        idle_ms = cost.step_ms(1.0) if _is_measured(cost) else None
+        if idle_ms is None:
             # Work is known from the first look at a measured cost on.
             self._since_s = now_s
-        idle_ms = cost.step_ms(1.0) if _is_measured(cost) else None
         seen = self._watch.seen(now_s, sides, tpot_idle_ms=idle_ms, since_s=self._since_s)
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())

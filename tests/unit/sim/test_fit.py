@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from sim_kit import LIMITS, TRUTH, measurement
+from sim_kit import LIMITS, TRUTH, measurement, served_by
 
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.fit import PARAMETERS, Fitted, Limits, fit, guess, serve
@@ -39,15 +39,7 @@ def on_a_host(unrest: float, count: int = 40) -> list[Measured]:
     ]
     spread = {"unrest_prefill": unrest, "unrest_decode": unrest / 2.0, "unrest_s": 8.0}
     host = msgspec.structs.replace(HOST, contention=0.1, **spread)
-    served, _ = serve(asked, SLOTS.spec(SLOW, host), seed=77)
-    return [
-        msgspec.structs.replace(
-            one,
-            first_token_s=one.at_s + times.ttft_ms / 1000.0,
-            last_token_s=one.at_s + times.e2e_ms / 1000.0,
-        )
-        for one, times in zip(asked, served, strict=True)
-    ]
+    return served_by(asked, SLOTS.spec(SLOW, host), seed=77)
 
 
 @pytest.fixture(scope="module")
