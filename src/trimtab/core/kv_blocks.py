@@ -83,6 +83,7 @@ class KvBlocks:
         self._blocks_max = blocks_max
         self._sources: dict[str, _Source] = {}
         self._names: list[str] = []
+        self._free: list[int] = []
         self._holders: dict[int, int] = {}
         self._size = 0
         self.left_out = 0
@@ -96,6 +97,11 @@ class KvBlocks:
     def blocks(self) -> int:
         """Blocks over all replicas."""
         return self._size
+
+    @property
+    def places(self) -> int:
+        """Bits of a set of replicas: as many as there were at once."""
+        return len(self._names)
 
     def held_tokens(self, replica: str) -> int:
         """Return how many tokens a replica holds in whole blocks."""
@@ -132,6 +138,13 @@ class KvBlocks:
             self._clear(source)
             source.sequences.clear()
 
+    def leave(self, replica: str) -> None:
+        """Drop a replica that left the fleet; its place is the next new one's."""
+        source = self._sources.pop(replica, None)
+        if source is not None:
+            self._clear(source)
+            self._free.append(source.bit)
+
     def held(self, tokens: Sequence[int], extras: Sequence[bytes] = ()) -> dict[str, int]:
         """Return how many of the first tokens each replica holds, those that hold none left out.
 
@@ -165,9 +178,15 @@ class KvBlocks:
 
     def _source(self, replica: str) -> _Source:
         found = self._sources.get(replica)
-        if found is None:
-            found = self._sources[replica] = _Source(bit=1 << len(self._names))
+        if found is not None:
+            return found
+        if self._free:
+            bit = self._free.pop()
+            self._names[bit.bit_length() - 1] = replica
+        else:
+            bit = 1 << len(self._names)
             self._names.append(replica)
+        found = self._sources[replica] = _Source(bit=bit)
         return found
 
     def _store(self, source: _Source, event: KvStored) -> None:

@@ -254,7 +254,7 @@ class Router:
     def leave(self, replica: str) -> None:
         """Note that a replica left the fleet."""
         self.index.leave(replica)
-        self.kv.forget(replica)
+        self.kv.leave(replica)
 
     def heard(self, replica: str, batch: KvBatch) -> KvNews:
         """Take in what an engine says of its own cache (KV events); return what that means for what was known.
