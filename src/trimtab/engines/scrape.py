@@ -126,9 +126,9 @@ def _what_it_is(text: str) -> str:
 
 def _decode(body: bytes, notes: NoteBook) -> str:
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = body.decode(errors="replace")
+        text = body.decode("utf-8-sig", errors="replace")
         notes.add("broken", "the page is not UTF-8")
     if text and not text.endswith("\n"):
         notes.add("broken", "the page does not end with a line end: its last value may be cut")

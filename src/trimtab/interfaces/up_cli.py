@@ -105,6 +105,8 @@ def up(
     environment variable TRIMTAB_ADMIN_TOKEN. After a crash the next start verifies the ledger: levers that were adopted
     stay on, disabled ones off, and a lever that was being proven goes on at its share.
     """
+    # Until somebody can reload, a hang-up asks for nothing that the start does not do by itself; it must not end it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if (attach or discover) and (replicas is not None or model is not None):
         raise click.UsageError("--replicas and --model start replicas; --attach starts none")
 

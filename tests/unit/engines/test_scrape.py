@@ -24,6 +24,7 @@ def kinds(scrape: Scrape) -> list[str]:
     ("line", "labels", "value"),
     [
         ("a:x 1", {}, 1.0),
+        ("\ufeffa:x 1", {}, 1.0),
         ("a:x\t2.5e3 1700000000000", {}, 2500.0),
         ("  a:x {} 3  \r", {}, 3.0),
         ('a:x{m="y"}4', {"m": "y"}, 4.0),
@@ -39,7 +40,7 @@ def kinds(scrape: Scrape) -> list[str]:
 def test_one_sample_is_read_in_every_spelling(
     line: str, labels: dict[str, str], value: float
 ) -> None:
-    """Spaces, tabs, escapes, timestamps, exemplars and quoted names are one grammar."""
+    """Spaces, tabs, escapes, timestamps, exemplars, quoted names and a byte order mark are one grammar."""
     assert read(line + "\n") == Scrape({"a:x": (Sample(labels, value),)}, ())
 
 
