@@ -245,8 +245,11 @@ async def fetched(
     return await asked(target.url, handed)
 
 
-STOPPED_S = 1.0
-"""How long a fetch waits for a prefill server that stands still before that is killed: a fetch takes milliseconds."""
+STOPPED_S = 10.0
+"""How long a fetch waits for a prefill server that stands still before that is killed, on a busy machine too.
+
+Killed in the moment before the fetch begins, it leaves the decode server's worker spinning for good (vLLM 0.32).
+"""
 
 
 async def killed_while_fetched(

@@ -28,7 +28,7 @@ class FakeNixl(FakeServer):
     `prefill_fault`: "refuse" (500), "die" (the connection is reset), "hang", "no_kv" (an answer that keeps nothing),
     "garbage". `fetch_fault`: "refuse" (500 before an answer), "event" (an error event first), "at_once"
     (the same, and all of the stream after its head in one piece), "short" (200, the prompt
-    computed again), "die", "full" (503).
+    computed again), "die", "full" (503), "hang" (no byte before `may_fetch` is set).
     """
 
     peers: list["FakeNixl"] = field(default_factory=list)
@@ -39,6 +39,8 @@ class FakeNixl(FakeServer):
     computed_tokens: int = 0
     prefills: int = 0
     fetched: list[int] = field(default_factory=list)
+    waiting: int = 0
+    may_fetch: asyncio.Event = field(default_factory=asyncio.Event)
     failed: int = 0
     has_connector: bool = True
 
@@ -90,6 +92,9 @@ class FakeNixl(FakeServer):
                 return
             if fault == "die":
                 raise DiesError
+            if fault == "hang":
+                self.waiting += 1
+                await self.may_fetch.wait()
             if fault == "full":
                 yield whole(503, b'{"error":{"message":"no room"}}')
                 return

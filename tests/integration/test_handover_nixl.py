@@ -315,3 +315,38 @@ async def test_prefill_server_is_awaited_until_its_kv_was_fetched_and_no_longer(
         await until(lambda: found.pair.left_over == NOTHING | {"under way": 1, "requests": 1})
         assert not asking.done()
         assert await asking == (200, found.right("w"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_fetch_from_a_server_that_died_is_not_waited_for_longer_than_a_transfer(
+    tmp_path: Path, stream: bool
+) -> None:
+    """An engine may wait for ever for bytes of a dead process: the prompt is computed where it is to be decoded."""
+    async with made(tmp_path, settings={"transfer_timeout_s": 0.3}) as found:
+        found.decode.fetch_fault = "hang"
+        asking = asyncio.create_task(found.ask("w", stream=stream))
+        await until(lambda: found.decode.waiting == 1)
+        await found.prefill.stop()
+        answer = await asking
+        await found.pair.records()
+        told, left = found.pair.told, found.pair.left_over
+    assert answer == (200, found.right("w"))
+    assert [(one.outcome, one.cause) for one in told] == [
+        (HandOverOutcome.FAILED, HandOverCause.TIMED_OUT)
+    ]
+    assert (found.decode.computed_tokens, left) == (WORDS, NOTHING)
+
+
+async def test_slow_fetch_from_a_server_that_lives_is_waited_for(tmp_path: Path) -> None:
+    """What is slow may be the decode side itself, which asking it again would only make worse."""
+    async with made(tmp_path, settings={"transfer_timeout_s": 0.1}) as found:
+        found.decode.fetch_fault = "hang"
+        asking = asyncio.create_task(found.ask("w"))
+        await until(lambda: found.decode.waiting == 1)
+        await asyncio.sleep(0.4)
+        found.decode.may_fetch.set()
+        answer = await asking
+        await found.pair.records()
+        told = found.pair.told
+    assert answer == (200, found.right("w"))
+    assert [one.outcome for one in told] == [HandOverOutcome.DELIVERED]

@@ -1,6 +1,8 @@
 """One hand-over under way with what it holds, and what a transfer may tell of it afterwards."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, Protocol, runtime_checkable
 
 from trimtab.core.decision import ReplicaView
@@ -8,6 +10,7 @@ from trimtab.core.handover import (
     Delivery,
     HandOver,
     HandOverCause,
+    HandOverError,
     HandOverOutcome,
     Parcel,
     PrefillDecision,
@@ -15,6 +18,11 @@ from trimtab.core.handover import (
 )
 from trimtab.core.ports import KvTransfer
 from trimtab.core.record import RequestRecord
+from trimtab.core.types import ReplicaState
+from trimtab.policies.loadstate import LoadState
+
+_LOOK_S: Final = 1.0
+"""How often is looked whether a prefill side still lives, in seconds."""
 
 _NOT_TAKEN: Final = frozenset({HandOverCause.DECODE_REFUSED, HandOverCause.DECODE_LOST})
 
@@ -180,3 +188,47 @@ def _setup_ms(parcel: Parcel | None, delivery: Delivery | None) -> float | None:
     if delivery is None or delivery.setup_ms is None:
         return None
     return delivery.setup_ms + (0.0 if parcel is None else parcel.setup_ms)
+
+
+@asynccontextmanager
+async def fetched(passage: Passage, load: LoadState, wait_s: float) -> AsyncIterator[None]:
+    """Let a decode side that fetches KV by itself wait `wait_s` seconds and no longer for a prefill side that is lost.
+
+    An engine may wait for ever for bytes of a process that has died. One that lives may be slow, and so may the decode
+    side be that answers: their limits are those of every request. Raises `HandOverError` into what is done inside.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        timers.clear()
+        if not passage.is_awaited:
+            return
+        if loop.time() - began_s >= wait_s and _is_lost(passage.source, load):
+            limit.reschedule(loop.time())
+        else:
+            timers.append(loop.call_later(min(wait_s, _LOOK_S), look))
+
+    timers.append(loop.call_later(min(wait_s, _LOOK_S), look))
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise HandOverError(
+            HandOverCause.TIMED_OUT,
+            f"the KV on {passage.source.id}, which is lost, was not there after {wait_s:g} s",
+        ) from error
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _is_lost(source: ReplicaView, load: LoadState) -> bool:
+    """Say whether a replica left, does not serve, or is another process than it was."""
+    now = load.replica(source.id)
+    if now is None or now.state not in {ReplicaState.READY, ReplicaState.DRAINING}:
+        return True
+    return now.started_at_s != source.started_at_s

@@ -45,7 +45,7 @@ from trimtab.policies.router import Routed, Router
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_books import HandOverBooks
-from trimtab.runtime.handover_passage import Passage
+from trimtab.runtime.handover_passage import Passage, fetched
 from trimtab.runtime.handover_rooms import Place, Rooms
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
@@ -175,9 +175,9 @@ class HandOvers:
             yield body
             return
         try:
-            yield edit_request(
-                body, include_usage=False, id_slot=None, fields=passage.delivery.fields
-            )
+            fields = passage.delivery.fields
+            async with fetched(passage, self._router.load, self._config.transfer_timeout_s):
+                yield edit_request(body, include_usage=False, id_slot=None, fields=fields)
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
             self._stays(seen.routed)
