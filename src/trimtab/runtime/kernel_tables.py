@@ -25,7 +25,7 @@ from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
-from trimtab.runtime.kernel_excerpt import Excerpts, Matrix, Tables, wanted_by
+from trimtab.runtime.kernel_excerpt import Excerpts, Tables
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -51,6 +51,7 @@ from trimtab.runtime.kernel_sdk import (
     specs_of_sizes,
     version,
 )
+from trimtab.runtime.kernel_wanted import Matrix, wanted_by
 
 _ATTENTIONS: Final = (None, "bfloat16")
 """How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
@@ -90,6 +91,7 @@ class PackageTables:
         self._excerpts = excerpts or Excerpts(None)
         self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
         self._compiled: dict[_Key, _Found | NoTimes] = {}
+        self._parts: dict[_Key, tuple[Asked, Asked]] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
@@ -191,9 +193,11 @@ class PackageTables:
             raise RuntimeError(f"the kernel tables changed under a running plan: {found.because}")
         if part is None:
             return EngineAsked(found.compiled.engine)
-        whole = self._kept(serving, layout, parts=False)
-        assert not isinstance(whole, NoTimes)
-        return parts_asked(found.compiled, whole.grids[0])[part]
+        if (serving, layout) not in self._parts:
+            whole = self._kept(serving, layout, parts=False)
+            assert not isinstance(whole, NoTimes)
+            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0])
+        return self._parts[serving, layout][part]
 
     def _found(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         if (serving, layout) not in self._compiled:
