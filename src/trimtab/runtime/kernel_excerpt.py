@@ -28,7 +28,7 @@ _FORMAT: Final = 6
 _REUSE: Final = "perf_data_reuse_manifest.yaml"
 """Which engines may use each other's kernels; read once for each table, and an entry of one engine changes nothing."""
 
-_SHARED: Final = re.compile(
+_ENTRY: Final = re.compile(
     r"  - op_file: (?P<table>\S+)\n(?:    .*\n)*?    frameworks: \[(?P<engines>.*)\]\n"
 )
 
@@ -90,20 +90,30 @@ def _write(tables: Tables, wanted: Wanted, made: Path) -> None:
     """Write an excerpt of an engine's tables; raises OSError."""
     package, folder = tables.package, Path("data", tables.system)
     (made / folder).mkdir(parents=True)
+    for each in package.iterdir():
+        if each.is_file() and each.name != _REUSE:
+            (made / each.name).symlink_to(each)
     families = [
         each
         for each in sorted((package / folder).iterdir())
         if not (wanted.known and each.name in UNASKED)
     ]
-    for each in package.iterdir():
-        if each.name == _REUSE:
-            names = {file.name for family in families for file in family.glob("*/*/*")}
-            (made / each.name).write_text(_shared_only(each.read_text(encoding="utf-8"), names))
-        elif each.is_file():
-            (made / each.name).symlink_to(each)
+    names = {file.name for family in families for file in family.glob("*/*/*")}
+    reuse = (package / _REUSE).read_text(encoding="utf-8")
+    shared = _shared(reuse)
+    if shared is not None:
+        told = "".join(each.text for each in shared if each.table in names)
+        reuse = f"groups:\n{told}" if told else "groups: []\n"
+    (made / _REUSE).write_text(reuse)
+    lent = {(each.table, engine) for each in shared or () for engine in each.lenders(tables.engine)}
     for family in families:
         target = made / folder / family.name
-        cut = {each for each in family.glob("*/*/*") if is_cut(each, tables.engine, wanted)}
+        cut = {
+            each
+            for each in family.glob("*/*/*")
+            if is_cut(each.name, wanted)
+            and (each.parts[-3] == tables.engine or (each.name, each.parts[-3]) in lent)
+        }
         if not cut:
             target.symlink_to(family)
             continue
@@ -126,19 +136,28 @@ def _write_engine(engine: Path, target: Path, cut: Set[Path], wanted: Wanted) ->
             written.symlink_to(each)
 
 
-def _shared_only(text: str, names: Set[str]) -> str:
-    """Return the list of kernels that engines share without those of one engine and of tables of other names.
+class _Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of a table that several engines share, and the entry that says so."""
 
-    Another layout of it stays whole.
-    """
+    table: str
+    engines: frozenset[str]
+    text: str
+
+    def lenders(self, engine: str) -> frozenset[str]:
+        """Return whose kernels an engine may use where it has none of its own."""
+        return self.engines if engine in self.engines else frozenset()
+
+
+def _shared(text: str) -> list[_Shared] | None:
+    """Return what the list of shared kernels says, less those of one engine; None for another layout of it."""
     _, mark, rest = text.partition("\ngroups:\n")
     entries = [f"  - {each}" for each in re.split(r"^  - ", rest, flags=re.MULTILINE)[1:]]
-    told = [_SHARED.match(each) for each in entries]
+    told = [_ENTRY.match(each) for each in entries]
     if not mark or not entries or not all(told):
-        return text
-    shared = [
-        each
-        for each, found in zip(entries, told, strict=True)
-        if found and found["table"] in names and "," in found["engines"]
+        return None
+    found = [
+        _Shared(table=each["table"], engines=frozenset(each["engines"].split(", ")), text=entry)
+        for each, entry in zip(told, entries, strict=True)
+        if each
     ]
-    return "groups:\n" + "".join(shared) if shared else "groups: []\n"
+    return [each for each in found if len(each.engines) > 1]

@@ -157,17 +157,14 @@ _KEPT: Final = {
 """By table: which of its rows are kept."""
 
 
-def is_cut(table: Path, engine: str, wanted: Wanted) -> bool:
-    """Say whether an engine's excerpt has only the wanted rows of a table: of those that are large and asked.
-
-    Of other engines' tables it is those that the package asks where an engine has none of its own.
-    """
-    keep = _KEPT.get(table.name)
+def is_cut(name: str, wanted: Wanted) -> bool:
+    """Say whether a table of that name is one that is large and asked: an excerpt has only the wanted rows of it."""
+    keep = _KEPT.get(name)
     if keep is _modules:
         return bool(wanted.modules)
-    if keep is None or table.parent.parent.name != engine:
-        return False
-    return bool(wanted.experts if keep is _experts else wanted.head_sizes or keep is _matrices)
+    if keep is _experts:
+        return bool(wanted.experts)
+    return keep is _matrices or (keep is not None and bool(wanted.head_sizes))
 
 
 def write_rows(source: Path, target: Path, wanted: Wanted) -> None:

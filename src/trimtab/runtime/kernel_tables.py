@@ -285,10 +285,11 @@ class PackageTables:
         """Return the matrices of a model in all usual sizes, so that its layouts have one excerpt, and its own."""
         if not own:
             return ()
-        if sizes.args not in self._matrices:
+        key = sizes.args[:-1]  # how prompts attend changes no matrix
+        if key not in self._matrices:
             told = [wanted_by(each).matrices for each in sizes()]
-            self._matrices[sizes.args] = tuple(sorted({each for some in told for each in some}))
-        usual = self._matrices[sizes.args]
+            self._matrices[key] = tuple(sorted({each for some in told for each in some}))
+        usual = self._matrices[key]
         return usual if set(own) <= set(usual) else tuple(sorted({*own, *usual}))
 
     def _database(self, system: str, engine: str, mode: str) -> Any:

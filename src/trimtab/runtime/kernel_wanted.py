@@ -1,7 +1,8 @@
 """What a specification of the kernel tables' package asks tables for: widths, shapes and sizes, by exact keys."""
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -51,6 +52,11 @@ UNASKED: Final = frozenset(
 )
 """Families of tables that none of those kinds asks."""
 
+_OPERATIONS_MAX: Final = 4096
+"""Operations that are remembered with what they ask for."""
+
+_T = TypeVar("_T")
+
 Matrix = tuple[str, int, int]
 """Width, columns and rows of a matrix."""
 
@@ -77,8 +83,37 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.matrices)
 
 
+class _Asked(Wanted, frozen=True, kw_only=True):
+    """What one operation asks for. `others`: it is of a kind, or holds one, of which that is not known."""
+
+    others: bool
+
+
 def wanted_by(spec: str) -> Wanted:
     """Return the keys that a specification of the package asks for, in whichever of its operations."""
+    told: list[_Asked] = []
+    for part in msgspec.json.decode(spec, type=dict[str, msgspec.Raw]).values():
+        listed = bytes(part).startswith(b"[")
+        parts = msgspec.json.decode(part, type=list[msgspec.Raw]) if listed else [part]
+        told += [_asked(bytes(each)) for each in parts]
+    return Wanted(
+        widths=_all(each.widths for each in told),
+        head_sizes=_all(each.head_sizes for each in told),
+        windows=_all(each.windows for each in told),
+        copied_heads=any(each.copied_heads for each in told),
+        experts=_all(each.experts for each in told),
+        modules=_all(each.modules for each in told),
+        matrices=() if any(each.others for each in told) else _all(each.matrices for each in told),
+    )
+
+
+def _all(told: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(sorted(set().union(*told)))  # type: ignore[type-var]
+
+
+@lru_cache(maxsize=_OPERATIONS_MAX)
+def _asked(operation: bytes) -> _Asked:
+    """Return what one operation asks for; layouts of a model have most of theirs in common."""
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
@@ -86,7 +121,7 @@ def wanted_by(spec: str) -> Wanted:
     modules: set[tuple[str, str]] = set()
     matrices: set[Matrix] = set()
     copied, others = False, False
-    for wide, facts in _objects(msgspec.json.decode(spec)):
+    for wide, facts in _objects(msgspec.json.decode(operation)):
         names = facts.keys()
         if names >= _SHAPES:
             experts.add(tuple(int(facts[each]) for each in SHAPE))
@@ -104,14 +139,15 @@ def wanted_by(spec: str) -> Wanted:
         heads.update(facts[each] for each in names & _HEAD_SIZES if isinstance(facts[each], int))
         if isinstance(facts.get(_WINDOW), int):
             windows.add(facts[_WINDOW])
-    return Wanted(
-        widths=tuple(sorted(widths)),
-        head_sizes=tuple(sorted(heads)),
-        windows=tuple(sorted(windows)),
+    return _Asked(
+        widths=tuple(widths),
+        head_sizes=tuple(heads),
+        windows=tuple(windows),
         copied_heads=copied,
-        experts=tuple(sorted(experts)),
-        modules=tuple(sorted(modules)),
-        matrices=() if others else tuple(sorted(matrices)),
+        experts=tuple(experts),
+        modules=tuple(modules),
+        matrices=tuple(matrices),
+        others=others,
     )
 
 
