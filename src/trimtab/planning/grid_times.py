@@ -128,24 +128,25 @@ class _Points:
         return value
 
     def _fill(self, index: int) -> None:
-        places: list[int] = []
-        for axis in reversed(self._axes):
-            index, at = divmod(index, len(axis))
-            places.insert(0, at)
-        last = len(self._axes[self._line]) - 1 if self._beyond else places[self._line]
-        for place in range(last + 1):
-            places[self._line] = place
-            index = self._index(places)
-            if math.isnan(self._values[index]):
-                sizes = [axis[at] for axis, at in zip(self._axes, places, strict=True)]
-                self._values[index] = self._ask(*sizes)
+        line = self._axes[self._line]
+        apart = math.prod(len(axis) for axis in self._axes[self._line + 1 :])
+        at = index // apart % len(line)
+        first = index - at * apart
+        sizes = self._sizes(index)
+        for place, size in enumerate(line if self._beyond else line[: at + 1]):
+            known = first + place * apart
+            if math.isnan(self._values[known]):
+                sizes[self._line] = size
+                self._values[known] = self._ask(*sizes)
         self.grown = True
 
-    def _index(self, places: Sequence[int]) -> int:
-        index = 0
-        for axis, at in zip(self._axes, places, strict=True):
-            index = index * len(axis) + at
-        return index
+    def _sizes(self, index: int) -> list[int]:
+        """Return where a point lies on each axis."""
+        sizes: list[int] = []
+        for axis in reversed(self._axes):
+            index, at = divmod(index, len(axis))
+            sizes.append(axis[at])
+        return sizes[::-1]
 
 
 def empty_grid() -> Grid:

@@ -172,11 +172,12 @@ def write_rows(source: Path, target: Path, wanted: Wanted) -> None:
     pyarrow: Any = importlib.import_module("pyarrow")  # with the package of the tables, as numpy
     parquet: Any = importlib.import_module("pyarrow.parquet")
     try:
-        schema = parquet.read_schema(source)
+        told = parquet.ParquetFile(source)
+        schema = told.schema_arrow
         unread = (*_UNREAD, *_UNREAD_OF_OWN.get(source.name, ()))
         names = [name for name in schema.names if name not in unread]
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
-        table = parquet.ParquetFile(source, read_dictionary=texts)
+        table = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
         rows = table.read(columns=names, use_threads=False).combine_chunks()
         kept = _KEPT[source.name](rows, wanted).nonzero()[0]
         columns = [_taken(pyarrow, rows.column(name).chunk(0), kept) for name in names]

@@ -7,7 +7,6 @@ otherwise; names it does not know would be looked up over the network, so they n
 are not used: they leave out queueing and scheduling. Measured serving rows that it carries are not read.
 """
 
-import importlib.util
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +43,7 @@ from trimtab.runtime.kernel_sdk import (
     carried,
     compile_layout,
     held,
+    installed,
     is_mixture,
     open_tables,
     own_width,
@@ -145,7 +145,7 @@ class PackageTables:
         return self._times[key]
 
     def _looked_up(self, serving: Serving, layout: Layout, parts: bool) -> _Told | NoTimes:
-        if importlib.util.find_spec(PACKAGE) is None:
+        if not installed():
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
         digest = config_digest(serving.model)
         name = f"{version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
