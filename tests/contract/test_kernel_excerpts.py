@@ -26,6 +26,9 @@ ASKED = [
     ("Qwen/Qwen3-30B-A3B", "H100", SGLANG, "", Layout(attention_dp=4, moe_ep=4)),
     ("openai/gpt-oss-120b", "B200", TRTLLM, "mxfp4", Layout(tp=2, moe_tp=2)),
     ("deepseek-ai/DeepSeek-V3", "H200", VLLM, "", Layout(tp=8, moe_ep=8)),
+    ("deepseek-ai/DeepSeek-V3", "H200", TRTLLM, "fp8", Layout(attention_dp=8, moe_ep=8)),
+    ("deepseek-ai/DeepSeek-V3", "H100", SGLANG, "", Layout(tp=8, moe_tp=8)),
+    ("deepseek-ai/DeepSeek-R1", "B200", VLLM, "fp8", Layout(tp=4, attention_dp=2, moe_ep=8)),
     ("mistral-nemo-2407", "H100", VLLM, "", Layout()),
 ]
 
@@ -40,7 +43,9 @@ def told(times: StepTimes | NoTimes) -> object:
 
 
 @pytest.mark.parametrize(
-    ("model", "system", "engine", "precision", "layout"), ASKED, ids=[one[0] for one in ASKED]
+    ("model", "system", "engine", "precision", "layout"),
+    ASKED,
+    ids=[f"{one[0]}-{one[2].value}" for one in ASKED],
 )
 def test_excerpt_answers_like_the_whole_tables(
     tmp_path: Path, model: str, system: str, engine: EngineKind, precision: str, layout: Layout

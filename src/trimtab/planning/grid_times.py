@@ -9,20 +9,24 @@ Between two points times are interpolated linearly in each direction, beyond the
 are close to linear in each of those sizes (kernels are tiled, so tables have steps of their own), contexts and cached
 tokens most of all; at the grid's points nothing is lost. Times never fall below 0.
 
-Points are asked for when something between them is, a line at a time: all batches at one context, all lengths of a
-prompt. So a plan with other loads asks nothing new, and the first plan of a model pays only for what it needs.
+Points are asked for when something between them is, a line at a time: all lengths of a prompt; at one context all
+batches up to the one that is asked for, as more streams than were measured take tables a hundred times as long. So a
+plan with less load asks nothing new, and the first plan of a model pays only for what it needs.
 """
 
 import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, Protocol
 
 import msgspec
 
 from trimtab.core.layout import EstimateSource
+
+_PLACES_MAX: Final = 16_384
+"""Places on a grid that are remembered with the points around them."""
 
 CHUNK_TOKENS: Final = 8192
 """The largest part of a prompt that engines compute in one step, unless told otherwise."""
@@ -85,11 +89,13 @@ class _Points:
         ask: Callable[..., float],
         *,
         line: int = 0,
+        beyond: bool = False,
     ) -> None:
-        """`line`: the axis along which everything is asked for, once something of it is."""
+        """`line`: the axis along which everything up to a point is asked for with it; `beyond`: and all after it."""
         self._axes = axes
         self._ask = ask
         self._line = line
+        self._beyond = beyond
         self._values = array("f")
         self._values.frombytes(values)
         count = math.prod(len(axis) for axis in axes)
@@ -104,16 +110,10 @@ class _Points:
 
     def at(self, *places: float) -> float:
         """Return the value at a place, by linear interpolation along every axis; never below 0."""
-        corners = [(0, 1.0)]
-        for axis, place in zip(self._axes, places, strict=True):
-            low, part = _between(axis, place)
-            corners = [
-                (index * len(axis) + at, weight * share)
-                for index, weight in corners
-                for at, share in ((low, 1.0 - part), (low + 1, part))
-                if share
-            ]
-        return max(0.0, sum(self._value(index) * weight for index, weight in corners))
+        total = 0.0
+        for index, weight in _corners(self._axes, places):
+            total += self._value(index) * weight
+        return max(0.0, total)
 
     def complete(self) -> None:
         """Ask for everything that is not known yet."""
@@ -121,26 +121,32 @@ class _Points:
             self._value(index)
 
     def _value(self, index: int) -> float:
-        if math.isnan(self._values[index]):
+        value = self._values[index]
+        if math.isnan(value):
             self._fill(index)
-        return self._values[index]
+            value = self._values[index]
+        return value
 
     def _fill(self, index: int) -> None:
-        places: list[int] = []
-        for axis in reversed(self._axes):
-            index, at = divmod(index, len(axis))
-            places.insert(0, at)
-        for place in range(len(self._axes[self._line])):
-            places[self._line] = place
-            sizes = [axis[at] for axis, at in zip(self._axes, places, strict=True)]
-            self._values[self._index(places)] = self._ask(*sizes)
+        line = self._axes[self._line]
+        apart = math.prod(len(axis) for axis in self._axes[self._line + 1 :])
+        at = index // apart % len(line)
+        first = index - at * apart
+        sizes = self._sizes(index)
+        for place, size in enumerate(line if self._beyond else line[: at + 1]):
+            known = first + place * apart
+            if math.isnan(self._values[known]):
+                sizes[self._line] = size
+                self._values[known] = self._ask(*sizes)
         self.grown = True
 
-    def _index(self, places: Sequence[int]) -> int:
-        index = 0
-        for axis, at in zip(self._axes, places, strict=True):
-            index = index * len(axis) + at
-        return index
+    def _sizes(self, index: int) -> list[int]:
+        """Return where a point lies on each axis."""
+        sizes: list[int] = []
+        for axis in reversed(self._axes):
+            index, at = divmod(index, len(axis))
+            sizes.append(axis[at])
+        return sizes[::-1]
 
 
 def empty_grid() -> Grid:
@@ -188,6 +194,7 @@ class GridTimes:
             (FRESH, CACHED),
             grid.prefill,
             lambda fresh, cached: asked().prefill_ms(fresh + cached, cached),
+            beyond=True,
         )
         self._beside = _Points(
             (BESIDE_FRESH, CACHED, BESIDE_BATCHES),
@@ -244,6 +251,23 @@ class GridTimes:
         """Return what a chunk adds to a decode step; all attention groups have one, whatever is said."""
         fresh = prompt_tokens - cached_tokens if chunk_tokens >= CHUNK_TOKENS else chunk_tokens
         return self._beside.at(fresh, cached_tokens, batch)
+
+
+@lru_cache(maxsize=_PLACES_MAX)
+def _corners(
+    axes: tuple[Sequence[int], ...], places: tuple[float, ...]
+) -> tuple[tuple[int, float], ...]:
+    """Return the points around a place and their weights; layouts are asked at the same places again and again."""
+    corners = [(0, 1.0)]
+    for axis, place in zip(axes, places, strict=True):
+        low, part = _between(axis, place)
+        corners = [
+            (index * len(axis) + at, weight * share)
+            for index, weight in corners
+            for at, share in ((low, 1.0 - part), (low + 1, part))
+            if share
+        ]
+    return tuple(corners)
 
 
 def _between(axis: Sequence[int], place: float) -> tuple[int, float]:

@@ -232,11 +232,12 @@ def _weight_parts(
                 name="weights", bytes=weights.total_bytes, because=f"dealt out evenly{stage}"
             ),
         )
+    bits = {part.name: part.bits for part in reversed(model.parts)}
     found = [
         MemoryPart(
             name=f"weights: {part.name.value}",
             bytes=part.bytes,
-            because=f"{part.share:.3g} of them{stage}, {_bits(model, part.name.value):.3g} bit",
+            because=f"{part.share:.3g} of them{stage}, {bits.get(part.name, 16.0):.3g} bit",
         )
         for part in weights.parts
     ]
@@ -259,10 +260,6 @@ def _weight_parts(
             )
         )
     return tuple(found)
-
-
-def _bits(model: ModelShape, name: str) -> float:
-    return next((part.bits for part in model.parts if part.name.value == name), 16.0)
 
 
 def _step_parts(

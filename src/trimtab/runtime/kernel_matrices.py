@@ -23,13 +23,17 @@ def kept_sizes(tokens: Any, columns: Any, depth: Any, asked: Sequence[Size]) -> 
 
     if not len(tokens):
         return numpy.zeros(0, dtype=bool)
-    sizes, place = numpy.unique(_key(columns, depth), return_inverse=True)
-    order = numpy.argsort(place, kind="stable")
-    starts = numpy.searchsorted(place[order], numpy.arange(len(sizes)))
+    keys = _key(columns, depth)
+    order = numpy.argsort(keys, kind="stable")
+    begins = numpy.diff(keys[order], prepend=keys.min() - 1) > 0
+    starts = numpy.flatnonzero(begins)
+    sizes = keys[order][starts]
+    place = numpy.empty(len(keys), dtype=numpy.int64)
+    place[order] = numpy.cumsum(begins) - 1
     swept = tokens[order]
     reach = _key(numpy.minimum.reduceat(swept, starts), numpy.maximum.reduceat(swept, starts))
     measured = numpy.log2(numpy.stack([columns[order][starts], depth[order][starts]]))
-    reaches = [numpy.flatnonzero(reach == each) for each in numpy.unique(reach)]
+    reaches = [numpy.flatnonzero(reach == each) for each in sorted(set(reach.tolist()))]
     kept = numpy.zeros(len(sizes), dtype=bool)
     for size in asked:
         exact = sizes == _key(*numpy.array(size, dtype=numpy.int64))

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -95,6 +96,12 @@ def sdk() -> _Sdk:
     names = ("common", "config_builders", "engine", "models.helpers", "models", "perf_database")
     parts = [importlib.import_module(f"{PACKAGE}.sdk.{name}") for name in names]
     return _Sdk(importlib.import_module(PACKAGE), *parts)
+
+
+@cache
+def installed() -> bool:
+    """Say whether the extra with the package is installed."""
+    return importlib.util.find_spec(PACKAGE) is not None
 
 
 @cache

@@ -7,7 +7,6 @@ otherwise; names it does not know would be looked up over the network, so they n
 are not used: they leave out queueing and scheduling. Measured serving rows that it carries are not read.
 """
 
-import importlib.util
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
-from trimtab.runtime.kernel_excerpt import Excerpts, Matrix, Tables, wanted_by
+from trimtab.runtime.kernel_excerpt import Excerpts, Tables
 from trimtab.runtime.kernel_names import (
     ENGINES,
     Widths,
@@ -44,6 +43,7 @@ from trimtab.runtime.kernel_sdk import (
     carried,
     compile_layout,
     held,
+    installed,
     is_mixture,
     open_tables,
     own_width,
@@ -51,6 +51,7 @@ from trimtab.runtime.kernel_sdk import (
     specs_of_sizes,
     version,
 )
+from trimtab.runtime.kernel_wanted import Matrix, wanted_by
 
 _ATTENTIONS: Final = (None, "bfloat16")
 """How prompts attend: as the checkpoint implies; where that was not measured, in 16 bit."""
@@ -90,6 +91,7 @@ class PackageTables:
         self._excerpts = excerpts or Excerpts(None)
         self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
         self._compiled: dict[_Key, _Found | NoTimes] = {}
+        self._parts: dict[_Key, tuple[Asked, Asked]] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
@@ -143,7 +145,7 @@ class PackageTables:
         return self._times[key]
 
     def _looked_up(self, serving: Serving, layout: Layout, parts: bool) -> _Told | NoTimes:
-        if importlib.util.find_spec(PACKAGE) is None:
+        if not installed():
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
         digest = config_digest(serving.model)
         name = f"{version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
@@ -191,9 +193,11 @@ class PackageTables:
             raise RuntimeError(f"the kernel tables changed under a running plan: {found.because}")
         if part is None:
             return EngineAsked(found.compiled.engine)
-        whole = self._kept(serving, layout, parts=False)
-        assert not isinstance(whole, NoTimes)
-        return parts_asked(found.compiled, whole.grids[0])[part]
+        if (serving, layout) not in self._parts:
+            whole = self._kept(serving, layout, parts=False)
+            assert not isinstance(whole, NoTimes)
+            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0])
+        return self._parts[serving, layout][part]
 
     def _found(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         if (serving, layout) not in self._compiled:
@@ -281,10 +285,11 @@ class PackageTables:
         """Return the matrices of a model in all usual sizes, so that its layouts have one excerpt, and its own."""
         if not own:
             return ()
-        if sizes.args not in self._matrices:
+        key = sizes.args[:-1]  # how prompts attend changes no matrix
+        if key not in self._matrices:
             told = [wanted_by(each).matrices for each in sizes()]
-            self._matrices[sizes.args] = tuple(sorted({each for some in told for each in some}))
-        usual = self._matrices[sizes.args]
+            self._matrices[key] = tuple(sorted({each for some in told for each in some}))
+        usual = self._matrices[key]
         return usual if set(own) <= set(usual) else tuple(sorted({*own, *usual}))
 
     def _database(self, system: str, engine: str, mode: str) -> Any:

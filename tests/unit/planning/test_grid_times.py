@@ -78,15 +78,18 @@ class Counting(Bent):
 
 
 def test_points_are_asked_for_once_and_only_where_they_are_needed() -> None:
-    """All batches at the two contexts around the one asked for; then nothing for any other load."""
+    """All batches up to the one above, at the two contexts around; then nothing for a lower load, more for a higher."""
     law = Counting()
     found = gridded(law)
     assert (found.grown, law.asked) == (False, [])
     found.decode_ms(37, 3000)
-    assert sorted(law.asked) == sorted((batch, at) for batch in BATCHES for at in (1024, 8192))
+    low = sorted((batch, at) for batch in BATCHES if batch <= 64 for at in (1024, 8192))
+    assert sorted(law.asked) == low
+    found.decode_ms(3, 7000)
+    assert (len(law.asked), found.grown) == (len(low), True)
     found.decode_ms(2000, 7000)
-    assert len(law.asked) == 2 * len(BATCHES)
-    assert found.grown
+    whole = sorted((batch, at) for batch in BATCHES if batch <= 2048 for at in (1024, 8192))
+    assert sorted(law.asked) == whole
 
 
 def test_points_that_were_kept_are_not_asked_for_again() -> None:

@@ -1,0 +1,193 @@
+"""Writes the rows of a kernel table that a model can ask for, in their order.
+
+Tables are read and written column by column, as they lie in memory.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trimtab.runtime.kernel_matrices import kept_sizes
+from trimtab.runtime.kernel_wanted import SHAPE, Wanted
+
+_UNREAD: Final = ("framework", "version", "device", "op_name")
+"""Columns that say who measured; the package reads none of them out of these tables."""
+
+_UNREAD_OF_OWN: Final = {"gemm_perf.parquet": ("kernel_source",)}
+"""Columns that it reads only to tell which rows of another engine's table may be used; these are the engine's own."""
+
+_EXPERTS_OF: Final = ("moe_dtype", "distribution", "kernel_source")
+_WINDOW: Final = "window_size"
+_WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NUMBERS: Final = {name: name for name in _WHOLE} | {"float": "float32", "double": "float64"}
+"""By a column's type in words: numpy's name of it."""
+
+
+def _taken(pyarrow: Any, column: Any, places: Any) -> Any:
+    """Return some rows of a column: pyarrow's own way imports all of what it computes with, a tenth of a second.
+
+    Raises ValueError for one with gaps.
+    """
+    if pyarrow.types.is_dictionary(column.type):
+        codes = _taken(pyarrow, column.indices, places)
+        return pyarrow.DictionaryArray.from_arrays(codes, column.dictionary)
+    values = pyarrow.py_buffer(_values(column)[places])
+    return pyarrow.Array.from_buffers(column.type, len(places), [None, values])
+
+
+def _numbers(rows: Any, name: str) -> Any:
+    column = rows.column(name).chunk(0)
+    if str(column.type) not in _WHOLE:
+        raise ValueError(f"a column of a kernel table is of {column.type}")
+    return _values(column)
+
+
+def _values(column: Any) -> Any:
+    """Return an array of numbers as it lies in memory: pyarrow's own way imports pandas, a third of a second.
+
+    Raises ValueError for anything else, and for one with gaps.
+    """
+    import numpy
+
+    kind = _NUMBERS.get(str(column.type))
+    if column.null_count or kind is None:
+        raise ValueError(
+            f"a column of a kernel table is of {column.type} with {column.null_count} gaps"
+        )
+    values = numpy.frombuffer(column.buffers()[1], dtype=kind)
+    return values[column.offset : column.offset + len(column)]
+
+
+def _codes(rows: Any, name: str) -> Any:
+    """Return a column of text as numbers, with the texts that they stand for."""
+    column = rows.column(name).chunk(0)
+    return _values(column.indices), column.dictionary.to_pylist()
+
+
+def _among(rows: Any, name: str, texts: Sequence[str]) -> Any:
+    return _coded(rows, name, lambda text: text in texts)
+
+
+def _coded(rows: Any, name: str, wanted: Callable[[str], bool]) -> Any:
+    """Return which rows have a text that is wanted."""
+    import numpy
+
+    codes, known = _codes(rows, name)
+    return numpy.array([wanted(text) for text in known], dtype=bool)[codes]
+
+
+def _matrices(rows: Any, wanted: Wanted) -> Any:
+    """Rows of the widths; of each only sizes that a time can come from, and one where none is asked for."""
+    import numpy
+
+    kept = _among(rows, "gemm_dtype", wanted.widths)
+    if not wanted.matrices:
+        return kept
+    codes, known = _codes(rows, "gemm_dtype")
+    tokens, columns, depth = (_numbers(rows, name) for name in ("m", "n", "k"))
+    for place, width in enumerate(known):
+        of_width = numpy.flatnonzero(kept & (codes == place))
+        asked = [(n, k) for each, n, k in wanted.matrices if each == width]
+        stay = kept_sizes(tokens[of_width], columns[of_width], depth[of_width], asked)
+        stay[:1] = True
+        kept[of_width] = stay
+    return kept
+
+
+def _prompts(rows: Any, wanted: Wanted) -> Any:
+    return _answers(rows, wanted) & _among(rows, "attn_dtype", wanted.widths)
+
+
+def _answers(rows: Any, wanted: Wanted) -> Any:
+    import numpy
+
+    kept = _among(rows, "kv_cache_dtype", wanted.widths)
+    kept &= numpy.isin(_numbers(rows, "head_dim"), wanted.head_sizes)
+    if _WINDOW in rows.column_names:
+        kept &= numpy.isin(_numbers(rows, _WINDOW), wanted.windows)
+    if not wanted.copied_heads:
+        kept &= _numbers(rows, "num_heads") != _numbers(rows, "num_key_value_heads")
+    return kept
+
+
+def _experts(rows: Any, wanted: Wanted) -> Any:
+    """Rows of the shapes, and one of each width and choice of experts: whether those were measured at all is asked."""
+    import numpy
+
+    shapes = [_numbers(rows, name) for name in SHAPE]
+    kept = numpy.zeros(rows.num_rows, dtype=bool)
+    for shape in wanted.experts:
+        kept |= numpy.logical_and.reduce(
+            [column == size for column, size in zip(shapes, shape, strict=True)]
+        )
+    # the package tells some kernels of one width apart by a longer name
+    kept &= _coded(
+        rows, _EXPERTS_OF[0], lambda text: any(width.startswith(text) for width in wanted.widths)
+    )
+    kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int64), 1
+    for name in _EXPERTS_OF:
+        if name in rows.column_names:
+            codes, known = _codes(rows, name)
+            kinds, count = kinds * len(known) + codes, count * len(known)
+    first = numpy.zeros(count, dtype=numpy.int64)
+    first[kinds[::-1]] = numpy.arange(rows.num_rows)[::-1]  # of several the last one written stays
+    kept[first[numpy.bincount(kinds, minlength=count) > 0]] = True
+    return kept
+
+
+def _modules(rows: Any, wanted: Wanted) -> Any:
+    import numpy
+
+    pairs = [
+        _among(rows, "kv_cache_dtype", [cache]) & _among(rows, "gemm_type", [matrix])
+        for cache, matrix in wanted.modules
+    ]
+    return numpy.logical_or.reduce(pairs)
+
+
+_KEPT: Final = {
+    "gemm_perf.parquet": _matrices,
+    "context_attention_perf.parquet": _prompts,
+    "generation_attention_perf.parquet": _answers,
+    "moe_perf.parquet": _experts,
+    "mla_context_module_perf.parquet": _modules,
+    "mla_generation_module_perf.parquet": _modules,
+}
+"""By table: which of its rows are kept."""
+
+
+def is_cut(name: str, wanted: Wanted) -> bool:
+    """Say whether a table of that name is one that is large and asked: an excerpt has only the wanted rows of it."""
+    keep = _KEPT.get(name)
+    if keep is _modules:
+        return bool(wanted.modules)
+    if keep is _experts:
+        return bool(wanted.experts)
+    return keep is _matrices or (keep is not None and bool(wanted.head_sizes))
+
+
+def write_rows(source: Path, target: Path, wanted: Wanted) -> None:
+    """Write the rows of one table that are wanted; a file that cannot be read so is linked."""
+    pyarrow: Any = importlib.import_module("pyarrow")  # with the package of the tables, as numpy
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    try:
+        told = parquet.ParquetFile(source)
+        schema = told.schema_arrow
+        unread = (*_UNREAD, *_UNREAD_OF_OWN.get(source.name, ()))
+        names = [name for name in schema.names if name not in unread]
+        texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
+        table = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
+        rows = table.read(columns=names, use_threads=False).combine_chunks()
+        kept = _KEPT[source.name](rows, wanted).nonzero()[0]
+        columns = [_taken(pyarrow, rows.column(name).chunk(0), kept) for name in names]
+        parquet.write_table(
+            pyarrow.Table.from_arrays(columns, schema=rows.schema),
+            target,
+            compression="none",
+            use_dictionary=texts,
+            write_statistics=False,
+        )
+    except (pyarrow.ArrowException, KeyError, ValueError, AttributeError, IndexError):
+        target.unlink(missing_ok=True)
+        target.symlink_to(source)
