@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_nixl import FakeNixl
 from harness import CHAT, until
@@ -13,6 +14,7 @@ from test_handover_nixl import long_body, state
 
 from trimtab.core.events import ReplicaChanged, RolesDecided
 from trimtab.core.ports import LaunchError
+from trimtab.core.served import Counter, EngineKind, RankSample, ServerSample
 from trimtab.core.types import ReplicaState, Role
 from trimtab.runtime.role_keeper import RoleRefusedError
 
@@ -115,3 +117,30 @@ async def test_server_without_a_connector_takes_no_role(tmp_path: Path) -> None:
         with pytest.raises(LaunchError, match="without a KV connector"):
             await pair.system.roles.set_role(PREFILL, Role.MIXED)
         assert roles(pair)[PREFILL] is Role.PREFILL
+
+
+@pytest.mark.parametrize(
+    ("counters", "known"),
+    [
+        ({}, False),
+        ({Counter.OUTPUT_TOKENS: 100.0}, True),
+        ({Counter.OUTPUT_TOKENS: 100.0, Counter.ACCEPTED_TOKENS: 40.0}, False),
+    ],
+)
+async def test_answers_of_a_server_are_steps_of_one_token_only_where_its_page_shows_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    counters: dict[Counter, float],
+    known: bool,
+) -> None:
+    """vLLM counts no drafts in its answers, and has counters of them on its page wherever it drafts."""
+    async with pair_of(tmp_path) as (pair, _, _):
+        await pair.post(CHAT, long_body("once"))
+        [record] = await pair.records(1)
+        rank = RankSample(rank="0", counters=counters)
+        page = ServerSample(source="d", at_s=1.0, engine=EngineKind.VLLM, ranks=(rank,))
+        monkeypatch.setattr(pair.system.fleet, "sample", lambda _: page)
+        assert record.replica == DECODE
+        assert pair.system.roles.tokens_per_step(record) == (1.0 if known else None)
+        gone = msgspec.structs.replace(record, replica="gone")
+        assert pair.system.roles.tokens_per_step(gone) is None

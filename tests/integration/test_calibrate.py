@@ -12,6 +12,7 @@ from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.diagnosis.calibration import CalibrationError
 from trimtab.engines.llamacpp import LlamaCppFormat
 from trimtab.runtime.calibrate import (
+    STEP_OUTPUT_TOKENS,
     Replica,
     SpeculationProbe,
     calibrate_cost,
@@ -140,6 +141,21 @@ async def test_known_costs_are_found(
     heads = [" ".join(str(body["prompt"]).split()[:3]) for body in engine.bodies]
     distinct = {str(body["prompt"]) for body in engine.bodies}
     assert len(set(heads)) == len(distinct)
+
+
+async def test_steps_of_an_engine_that_drafts_are_timed_as_steps(
+    served: list[tuple[KnownEngine, str]], session: aiohttp.ClientSession
+) -> None:
+    """Its tokens come at half the price because each step gives several; a step of a lone stream is no shorter."""
+    engine, url = served[1]
+    engine.accepted = 9
+    cost = await calibrate_cost(
+        url, LlamaCppFormat(), session=session, clock=SystemClock(), budget_s=0.0
+    )
+    tokens = STEP_OUTPUT_TOKENS - 1
+    assert cost.tokens_per_step == pytest.approx(tokens / (tokens - 9))
+    assert cost.step_ms(1.0) == pytest.approx(12.0)
+    assert cost.idle_step_ms == pytest.approx(12.0 * tokens / (tokens - 9))
 
 
 async def test_used_up_budget_keeps_what_was_measured(

@@ -12,7 +12,7 @@ from trimtab.core.config_roles import RolesConfig, RolesMode
 from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.lever import Comparison
-from trimtab.core.record import Phases, RequestRecord, Tokens
+from trimtab.core.record import Drafting, Phases, RequestRecord, Tokens
 from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
 from trimtab.core.types import Role
@@ -30,6 +30,13 @@ FOLLOW = RolesConfig(
     ticks=1,
     samples_min=5,
 )
+
+DEAR: dict[str, object] = {
+    "prefill_replica": "r2",
+    "phases": Phases(transfer_ms=500.0),
+    "tokens": Tokens(prompt=20, delivered=0, output=20),
+}
+"""A hand-over of half of the TTFT target, and longer than computing its prompt."""
 
 CANDIDATE = CandidatePlan(
     lever="ngram",
@@ -67,6 +74,7 @@ class Kept:
         self.plan = TrafficPlan(policy="round_robin")
         self.thresholds: list[float] = []
         self.cost = COST
+        self.drafting: set[str] = set()
         fleet = self.harness.fleet
         fleet._on_change = self._changed
         self.keeper = RoleKeeper(
@@ -82,6 +90,7 @@ class Kept:
                 chunk_tokens=CHUNK,
                 threshold=self.thresholds.append,
                 cause=lambda: "start",
+                drafts_nothing=lambda name: name not in self.drafting,
             ),
         )
 
@@ -131,6 +140,7 @@ def record(at: int) -> RequestRecord:
         tpot_ms=25.0,
         tokens=Tokens(prompt=100, delivered=0, output=20),
         status=200,
+        replica="r0",
     )
 
 
@@ -217,7 +227,7 @@ async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept
     kept.clock.now_s += 1.0
     kept.cost = COST
     sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
-    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, step_idle_ms=idle_ms)
     assert (seen.samples, seen.local_work) == (10, 0.0)
 
 
@@ -236,6 +246,38 @@ async def test_nothing_moves_until_work_was_watched_for_a_window(kept: Kept) -> 
     assert made[2].action is RoleAction.MERGE
     assert seen is not None
     assert seen.local_work == pytest.approx(3 * COST.prefill_ms(1000) / 1000.0 / 30.0)
+
+
+async def test_drafting_answers_lose_what_their_steps_lose(kept: Kept) -> None:
+    """Accepted drafts make a token cheap and a step no shorter: what is lost is by the step, as the engine counted."""
+    kept.drafting = {"r0"}
+    idle_ms = COST.step_ms(1.0)
+    kept.serves(10, tpot_ms=idle_ms, drafting=Drafting(drafted=12, accepted=10, drafts=4))
+    sides = kept.keeper._sides()
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, step_idle_ms=idle_ms)
+    assert seen.tokens_per_step == pytest.approx(19 / 9)
+    assert seen.lost_share == pytest.approx(1.0 - 9 / 19)
+
+
+async def test_replica_that_drafts_and_does_not_count_moves_no_role(kept: Kept) -> None:
+    """Nobody knows how many steps its tokens took, and the decision says so."""
+    kept.drafting = {"r0"}
+    kept.serves(10, tpot_ms=45.0)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+    lost = "the time that answers lose: tokens per step of 10 of 10 answers not measured"
+    assert made.unknown == (lost,)
+
+
+async def test_idle_step_is_unknown_where_the_cost_was_learned_of_uncounted_drafts(
+    kept: Kept,
+) -> None:
+    """What a token took there is no step: nothing can be compared with it, though the work of prompts is known."""
+    kept.cost = msgspec.structs.replace(COST, tokens_per_step=None)
+    kept.serves(10, tpot_ms=45.0)
+    made = kept.keeper.tick()
+    words = "the time that answers lose: tokens per step not measured where the cost was"
+    assert (made.reason, made.unknown) == (RoleReason.UNKNOWN, (words,))
 
 
 async def test_failed_requests_teach_nothing(kept: Kept) -> None:
@@ -260,7 +302,7 @@ async def test_roles_stay_while_a_lever_is_proven_and_no_time_is_lost_by_it(kept
 
 async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kept) -> None:
     """Half of the target goes by on the link: the mark doubles, and what would help is said."""
-    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    kept.serves(10, **DEAR)
     made = kept.keeper.tick()
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
 
@@ -271,27 +313,36 @@ async def test_what_the_prefill_replica_had_cached_is_no_work_of_it(kept: Kept) 
     kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=10, output=20))
     kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=2000, output=20))
     sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
-    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, tpot_idle_ms=idle_ms)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, step_idle_ms=idle_ms)
     work_s = (COST.prefill_ms(1000) + COST.prefill_ms(2000)) / 1000.0
     assert seen.ahead_work == pytest.approx(work_s / FOLLOW.window_s)
 
 
-async def test_transfers_are_weighed_against_the_work_of_the_same_window(kept: Kept) -> None:
-    """A prompt of twenty seconds that went ahead before the window makes no transfer of today cheap."""
-    kept.keeper.use_config(msgspec.structs.replace(FOLLOW, cooldown_s=180.0))
-    slow = Phases(transfer_ms=500.0)
-    kept.serves(10, prefill_replica="r2", phases=slow, tokens=Tokens(prompt=2000, output=20))
-    beside_long_work = kept.keeper.tick().local_factor
+async def test_transfer_is_weighed_against_its_own_prompt(kept: Kept) -> None:
+    """Prompts of many seconds that move quickly make no slow transfer of a short prompt cheap."""
+    slow, quick = Phases(transfer_ms=500.0), Phases(transfer_ms=20.0)
+    long, short = Tokens(prompt=4000, output=20), Tokens(prompt=20, output=20)
+    kept.serves(10, prefill_replica="r2", phases=slow, tokens=long)
+    kept.serves(10, prefill_replica="r2", phases=quick, tokens=short)
+    cheap = kept.keeper.tick().local_factor
     kept.clock.now_s += FOLLOW.window_s
-    kept.serves(10, prefill_replica="r2", phases=slow)
-    beside_none = kept.keeper.tick().local_factor
-    assert (beside_long_work, beside_none) == (1.0, 2.0)
+    kept.serves(10, prefill_replica="r2", phases=quick, tokens=long)
+    kept.serves(10, prefill_replica="r2", phases=slow, tokens=short)
+    dear = kept.keeper.tick().local_factor
+    assert (cheap, dear) == (1.0, 2.0)
+
+
+async def test_what_the_decode_side_held_is_no_work_that_a_transfer_saved(kept: Kept) -> None:
+    """Of a long prompt that it held but for its end, only the end would have been computed there."""
+    held = Tokens(prompt=4000, captured=3990, output=20)
+    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0), tokens=held)
+    assert kept.keeper.tick().local_factor == 2.0
 
 
 async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept: Kept) -> None:
     """It would change what both arms do; once the proof is over the mark moves at the next tick."""
     kept.plan = TrafficPlan(policy="round_robin", candidate=CANDIDATE)
-    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    kept.serves(10, **DEAR)
     held = kept.keeper.tick().local_factor
     kept.plan = TrafficPlan(policy="round_robin")
     moved = kept.keeper.tick().local_factor
@@ -300,7 +351,7 @@ async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept
 
 async def test_fixed_roles_watch_nothing_and_let_the_mark_go(kept: Kept) -> None:
     """Nobody would forget what was watched; what following raised ends with it, and begins anew with the next."""
-    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0))
+    kept.serves(10, **DEAR)
     kept.keeper.tick()
     raised = kept.thresholds[-1]
     kept.keeper.use_config(msgspec.structs.replace(FOLLOW, mode=RolesMode.FIXED))
@@ -312,7 +363,7 @@ async def test_fixed_roles_watch_nothing_and_let_the_mark_go(kept: Kept) -> None
     assert (raised, let_go, kept.thresholds[-1]) == (2.0, 1.0, 1.0)
     kept.serves(3)
     made = kept.keeper._watch.seen(
-        kept.clock.now_s, kept.keeper._sides(), tpot_idle_ms=COST.step_ms(1.0)
+        kept.clock.now_s, kept.keeper._sides(), step_idle_ms=COST.step_ms(1.0)
     )
     assert (made.samples, event_seen and event_seen.samples) == (3, 0)
 
@@ -354,9 +405,25 @@ async def test_role_with_its_own_chunk_restarts_the_replica_into_it() -> None:
     await one.harness.fleet.stop()
 
 
-async def test_reason_to_hold_is_written_down_once(kept: Kept) -> None:
-    """A control that holds for an hour does not fill the ledger."""
-    for _ in range(50):
-        kept.clock.now_s += 1.0
+async def test_other_unknowns_are_written_down_and_another_count_of_them_is_not(kept: Kept) -> None:
+    """Who waits for a move learns what it lacks, once for each lack."""
+    kept.keeper.config = msgspec.structs.replace(FOLLOW, samples_min=100)
+    kept.cost = msgspec.structs.replace(COST, tokens_per_step=None)
+    for count in (2, 3):
+        kept.clock.now_s += 61.0
+        kept.serves(count)
         kept.keeper.tick()
-    assert len(kept.decided) == 1
+    told = [one.decision and one.decision.unknown for one in kept.decided]
+    assert len(told) == 2
+    assert told[-1] is not None
+    assert told[-1][0] == "2 requests ended, 100 are needed"
+
+
+async def test_reason_to_hold_is_written_down_once(kept: Kept) -> None:
+    """A control that holds for an hour does not fill the ledger: nobody asks, and before that nothing was watched."""
+    for _ in range(600):
+        kept.clock.now_s += 6.0
+        kept.keeper.tick()
+    told = [one.decision and one.decision.unknown for one in kept.decided]
+    assert len(told) == 2
+    assert "times to the first token" in (told[-1] or ())

@@ -17,7 +17,11 @@ from trimtab.core.revision import Speculation
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted costs of one replica with the sample counts behind them; `source` says how they came to be."""
+    """Fitted costs of one replica with the sample counts behind them; `source` says how they came to be.
+
+    `tokens_per_step`: what a step gave a stream where steps were timed, 1 without drafts, None where nobody counted.
+    `step_base_ms` and `step_ms_per_stream` are milliseconds of a token of one stream: of a step over this.
+    """
 
     prefill_base_ms: float
     prefill_ms_per_token: float
@@ -26,6 +30,12 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     prefill_samples: int
     step_samples: int
     source: str
+    tokens_per_step: float | None = 1.0
+
+    @property
+    def idle_step_ms(self) -> float | None:
+        """Milliseconds of a whole step of a stream that is alone, whatever drafts gave it; None is unknown."""
+        return None if self.tokens_per_step is None else self.step_ms(1.0) * self.tokens_per_step
 
     def prefill_ms(self, tokens: float) -> float:
         """Predicted milliseconds to prefill `tokens` uncached tokens; 0 tokens cost nothing."""

@@ -11,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from trimtab.core.cost import CostModel
 from trimtab.core.events import (
     AnyEvent,
     BudgetsRead,
@@ -225,7 +226,7 @@ def _tell_seen(
                 lines.append(
                     f"Prefill: {cost.prefill_base_ms:.1f} ms + {cost.prefill_ms_per_token:.2f} ms per uncached token "
                     f"(n={cost.prefill_samples}). Decode step: {cost.step_base_ms:.1f} ms + "
-                    f"{cost.step_ms_per_stream:.2f} ms per stream (n={cost.step_samples})."
+                    f"{cost.step_ms_per_stream:.2f} ms per stream (n={cost.step_samples}){_drafted(cost)}."
                 )
             if event.speculation is not None:
                 lines.append(tell_speculation(event.speculation))
@@ -377,3 +378,12 @@ def _tell_outcome(
             return f"Levers are {verb} ({event.reason})."
         case _:
             assert_never(event)
+
+
+def _drafted(cost: CostModel) -> str:
+    """Say what a step's tokens make of its cost; nothing where each gave one."""
+    if cost.tokens_per_step is None:
+        return " a token of a stream, of how many a step gives is unknown"
+    if cost.tokens_per_step == 1.0:
+        return ""
+    return f" a token of a stream, of {cost.tokens_per_step:.2f} that a step gave with drafts"

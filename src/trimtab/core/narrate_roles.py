@@ -3,6 +3,7 @@
 from trimtab.core.events import RolesDecided
 from trimtab.core.handover import HandOver
 from trimtab.core.narrate_words import UNKNOWN, clause
+from trimtab.core.roles import RolesSeen
 
 
 def tell_roles(event: RolesDecided) -> str:
@@ -18,9 +19,28 @@ def tell_roles(event: RolesDecided) -> str:
     )
     seen = ""
     if event.seen is not None:
-        seen = f", {event.seen.prefill} prefill and {event.seen.decode} others ready, n={event.seen.samples}"
+        seen = _seen_words(event.seen)
     advice = f"; would help: {', '.join(made.advice)}" if made.advice else ""
-    return f"Roles: {what} ({made.reason.value}): TTFT at {ttft} and TPOT at {tpot} of their targets{seen}{advice}."
+    lacks = f"; unknown: {', '.join(made.unknown)}" if made.unknown else ""
+    return (
+        f"Roles: {what} ({made.reason.value}): P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets"
+        f"{seen}{lacks}{advice}."
+    )
+
+
+def _seen_words(seen: RolesSeen) -> str:
+    """Say what a tick saw: how many of each role, over which window, of how many requests and hand-overs."""
+    words = [f"{seen.prefill} prefill and {seen.decode} others ready"]
+    window = "" if seen.window_s is None else f" in {seen.window_s:,.0f} s"
+    words.append(f"n={seen.samples}{window}")
+    if seen.lost_share is not None:
+        words.append(f"answers lose {seen.lost_share:.0%} of their time to load")
+    if seen.transfer_ms_p90 is not None:
+        dear = "" if seen.dearness_p90 is None else f", {seen.dearness_p90:.2f} of what is dear"
+        words.append(
+            f"P90 of {seen.transfers} transfers {seen.transfer_ms_p90:,.0f} ms{dear}{window}"
+        )
+    return f", {', '.join(words)}"
 
 
 def tell_hand_over(event: HandOver) -> str:

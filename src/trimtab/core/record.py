@@ -137,6 +137,17 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unknown: dict[str, str] = {}
 
     @property
+    def tokens_per_step(self) -> float | None:
+        """Output tokens after the first for each step that made them, by the engine's counts; None if it tells none.
+
+        The first comes with the prompt, so it is no step's. Drafts that were accepted need no step of their own.
+        """
+        output, accepted = self.tokens.output, self.drafting.accepted
+        if output is None or accepted is None or self.tokens.output_estimated or output < 2:
+            return None
+        return (output - 1) / max(1, output - 1 - accepted)
+
+    @property
     def ok(self) -> bool:
         """Whether the request ended well: status 200, a complete answer, no abort by the client."""
         return self.status == 200 and self.error is ErrorClass.NONE and not self.client_aborted

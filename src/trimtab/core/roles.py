@@ -51,9 +51,10 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
     `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
     `local_work`, `ahead_work`: replicas that long prompts kept at work lately, on the decode side and sent ahead.
-    `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take.
-    `transfer_ms_p90`, `ahead_ms_p90`: of hand-overs, and of computing the prompts that were sent ahead; None where
-    nothing was, which freezes nothing.
+    `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take for
+    as many steps; `lost_unknown`: why it is None; `tokens_per_step`: mean over the same answers, None is unknown.
+    `transfer_ms_p90`, `dearness_p90`: of `transfers` hand-overs, each held against its own prompt (`policies.roles`);
+    None where nothing was handed over, which freezes nothing. `window_s`: of everything that is not work.
     """
 
     at_s: float
@@ -70,14 +71,19 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     local_work: float | None
     ahead_work: float | None = 0.0
     lost_share: float | None = None
+    lost_unknown: str = ""
+    tokens_per_step: float | None = None
+    transfers: int = 0
     transfer_ms_p90: float | None = None
-    ahead_ms_p90: float | None = None
+    dearness_p90: float | None = None
+    window_s: float | None = None
 
 
 class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What to do and why; `ttft_ratio`, `tpot_ratio`: the windowed s of both phases, None where unknown.
 
-    `local_factor`: times the mark from which prompts travel; `advice`: what would help beside roles.
+    `local_factor`: times the mark from which prompts travel; `advice`: what would help beside roles; `unknown`: in
+    words what the reason `unknown` lacks.
     """
 
     at_s: float
@@ -87,3 +93,4 @@ class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ratio: float | None = None
     local_factor: float = 1.0
     advice: tuple[RoleAdvice, ...] = ()
+    unknown: tuple[str, ...] = ()

@@ -26,10 +26,11 @@ class PrefillTiming(msgspec.Struct, frozen=True):
 
 
 class StepTiming(msgspec.Struct, frozen=True):
-    """Decoding `batch` streams at once: milliseconds per token of one of them."""
+    """Decoding `batch` streams at once: milliseconds per token of one of them, and tokens it got per step, if known."""
 
     batch: int
     ms_per_token: float
+    tokens_per_step: float | None = 1.0
 
 
 class BatchRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,8 @@ def fit_cost(
     """Fit a cost model; raises `CalibrationError` without at least one prefill and one step.
 
     With one prompt size (or one batch) its line goes through the origin, as `fit_line` says. So does that of prefills
-    where noise was larger than the cost of the added tokens: tokens are never free.
+    where noise was larger than the cost of the added tokens: tokens are never free. Where drafts gave steps several
+    tokens the line is that of whole steps over their mean tokens; where nobody counted, that of tokens as they came.
     """
     if not prefills:
         raise CalibrationError("no prefill was timed: the cost of a prompt token is unknown")
@@ -58,7 +60,8 @@ def fit_cost(
     base_ms, per_token_ms = fit_line(points)
     if per_token_ms <= 0.0:
         base_ms, per_token_ms = fit_line(points[-1:])
-    step_ms, per_stream_ms = fit_line(_fastest((float(s.batch), s.ms_per_token) for s in steps))
+    per_step = _tokens_per_step(steps)
+    step_ms, per_stream_ms = fit_line(_fastest((float(s.batch), _ms(s, per_step)) for s in steps))
     return CostModel(
         prefill_base_ms=base_ms,
         prefill_ms_per_token=per_token_ms,
@@ -67,7 +70,21 @@ def fit_cost(
         prefill_samples=len(prefills),
         step_samples=len(steps),
         source=source,
+        tokens_per_step=per_step,
     )
+
+
+def _tokens_per_step(steps: Sequence[StepTiming]) -> float | None:
+    """Return the mean over timings, None where one of them does not know."""
+    told = [step.tokens_per_step for step in steps if step.tokens_per_step is not None]
+    return sum(told) / len(told) if len(told) == len(steps) else None
+
+
+def _ms(step: StepTiming, per_step: float | None) -> float:
+    """Return milliseconds of a token in a step that gives the mean, so that a lucky draft is no fast machine."""
+    if per_step is None or step.tokens_per_step is None:
+        return step.ms_per_token
+    return step.ms_per_token * step.tokens_per_step / per_step
 
 
 def _fastest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

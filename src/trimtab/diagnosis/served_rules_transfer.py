@@ -15,6 +15,7 @@ from trimtab.core.evidence import Evidence, Readings
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.diagnosis.served_names import ServedName, high_of
+from trimtab.diagnosis.served_transfer_words import failures_counted, transfers_seen
 
 POSTING_BINDS_PART = 0.5
 LINK_BINDS_PART = 0.8
@@ -45,11 +46,9 @@ def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judg
     told = facts.transfer or TransferFacts()
     moved = readings.value(ServedName.TRANSFER_MS_MEAN)
     if moved is not None or rate_of(readings) is not None or facts.transfer is not None:
-        first = _set_up(readings, told)
-        if first is not None:
-            yield first
-        else:
-            yield _binds(readings, told)
+        found = _set_up(readings, told) or _binds(readings, told)
+        because = f"{found.because} ({transfers_seen(readings)})"
+        yield msgspec.structs.replace(found, because=because)
     hand = facts.hand_off or HandOffFacts()
     if hand.transfer_failed is not None or hand.moved_tokens is not None:
         yield _outcome(hand)
@@ -58,7 +57,7 @@ def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judg
     if hand.uncached_tokens is not None or hand.prefill_queue_ms is not None:
         yield _place(hand)
     if hand.failed_per_min is not None or hand.hold_s is not None:
-        yield _leak(hand_off_seen(hand, readings, facts))
+        yield _leak(hand_off_seen(hand, readings, facts), failures_counted(hand, readings))
 
 
 def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) -> HandOffFacts:
@@ -128,17 +127,19 @@ def _set_up(readings: Readings, told: TransferFacts) -> Judgement | None:
     by_spread = first is None and median is not None and mean >= SET_UP_SPREAD * median
     if not by_first and not by_spread:
         return None
-    slow = f"the first transfer took {(first or 0.0) / 1000.0:.1f} s"
+    which = "a mean of" if later == mean else "a median of at most"
+    slow = f"the first transfer took {(first or 0.0) / 1000.0:.1f} s, beside {which} {later / 1000.0:.2g} s"
     if by_spread:
         slow = (
-            f"a mean of {mean / 1000.0:.2g} s lies far above the median: a few transfers are slow"
+            f"a mean of {mean / 1000.0:.2g} s lies far above the median, at most {later / 1000.0:.2g} s: a few "
+            "transfers are slow"
         )
     numbers = {"later_ms": later} if first is None else {"first_ms": first, "later_ms": later}
     return Judgement(
         subject=Subject.TRANSFER,
         answer=Answer.SET_UP,
         because=(
-            f"{slow}, the others up to {later / 1000.0:.2g} s: set-up, excluded from the rates; "
+            f"{slow}: set-up, excluded from what is judged; mean and rate hold it where it lies in their window; "
             "warm up before measuring"
         ),
         numbers=numbers,
@@ -332,7 +333,7 @@ def _place(hand: HandOffFacts) -> Judgement:
     )
 
 
-def _leak(hand: HandOffFacts) -> Judgement:
+def _leak(hand: HandOffFacts, counted: str) -> Judgement:
     subject = Subject.BLOCK_LEAK
     rate, each, pool, hold = hand.failed_per_min, hand.blocks_each, hand.blocks_pool, hand.hold_s
     if rate is None or each is None or pool is None or hold is None:
@@ -354,7 +355,7 @@ def _leak(hand: HandOffFacts) -> Judgement:
         return Judgement(
             subject=subject,
             answer=Answer.BOUNDED,
-            because=f"failed hand-offs keep at most {held:,.0f} of {pool:,.0f} blocks",
+            because=f"at this rate failed hand-offs keep {held:,.0f} of {pool:,.0f} blocks{counted}",
             numbers=numbers,
         )
     minutes = pool / per_min
@@ -365,7 +366,7 @@ def _leak(hand: HandOffFacts) -> Judgement:
         subject=subject,
         answer=Answer.EXHAUSTS,
         because=(
-            f"{per_min:,.0f} blocks a minute are kept{timeout}: the pool of {pool:,.0f} is exhausted in "
+            f"{per_min:,.0f} blocks a minute are kept{timeout}{counted}: the pool of {pool:,.0f} is exhausted in "
             f"{minutes:.1f} minutes; disaggregation off until hand-offs end well"
         ),
         numbers={**numbers, "minutes_until_exhausted": minutes},

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.evidence import Reading, Readings
-from trimtab.core.served import Counter, Gauge, RankSample, ServerSample
+from trimtab.core.served import Counter, EngineKind, Gauge, RankSample, ServerSample
 from trimtab.engines.base import reading
 
 SATURATED_KV_SHARE: Final = 0.95
@@ -31,6 +31,7 @@ _COUNTERS: Final = (
     (Counter.DRAFTED_TOKENS, "drafted_tokens_total", "tokens"),
     (Counter.ACCEPTED_TOKENS, "accepted_tokens_total", "tokens"),
 )
+_COUNT_DRAFTS: Final = frozenset({EngineKind.VLLM, EngineKind.SGLANG})
 _GROWS: Final = (
     Counter.PROMPT_TOKENS,
     Counter.OUTPUT_TOKENS,
@@ -72,6 +73,19 @@ def load_of(sample: ServerSample, *, ranks_before: Set[str] = frozenset()) -> En
         kv_used_share_mean=sum(shares.values()) / len(shares) if shares else None,
         saturated=tuple(rank for rank, share in shares.items() if share >= SATURATED_KV_SHARE),
     )
+
+
+def drafts_nothing(sample: ServerSample) -> bool:
+    """Say whether a page of an engine that counts drafts wherever there are any counts none: then a step gives a token.
+
+    vLLM has these counters only where it speculates, SGLang says 0. Other engines' pages do not tell: False.
+    """
+    if sample.engine not in _COUNT_DRAFTS or sample.counter_sum(Counter.OUTPUT_TOKENS) is None:
+        return False
+    if sample.engine is EngineKind.SGLANG and sample.gauge_sum(Gauge.ACCEPTED_LENGTH) is not None:
+        return False
+    counted = (Counter.DRAFTS, Counter.DRAFTED_TOKENS, Counter.ACCEPTED_TOKENS)
+    return not any(sample.counter_sum(counter) for counter in counted)
 
 
 def ranks_of(sample: ServerSample) -> frozenset[str]:

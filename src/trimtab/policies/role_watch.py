@@ -1,14 +1,16 @@
 """What the role control looks at, kept over its window; the same for a live fleet and a simulated one.
 
-Told are requests of all gateways: TTFT at the first token, TPOT at the end, hand-overs, and prompts longer than a chunk
-with the milliseconds that computing them takes, on the decode side or sent ahead. The share of KV and preemptions of
-the decode side come with each tick.
+Told are requests of all gateways: TTFT at the first token, TPOT and tokens per step at the end, hand-overs with what
+computing the same prompt would take, and prompts longer than a chunk with the milliseconds that computing them takes,
+on the decode side or sent ahead. The share of KV and preemptions of the decode side come with each tick.
+
+A quantile is of the values of single requests: of hand-overs, each is first held against its own prompt. Failure mode:
+of fewer than ten, the P90 is near the largest.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,14 +20,37 @@ from trimtab.core.types import Role
 
 PERCENTILE: Final = 90.0
 
+DEAR_PART: Final = 0.5
+"""Part of the time to compute a prompt up to which moving its KV is no reason to compute it elsewhere."""
+
 Kept = deque[tuple[float, float]]
 
 
+class _Answer(NamedTuple):
+    """An answer that ended. `tokens_per_step` None: not measured."""
+
+    at_s: float
+    tpot_ms: float
+    tokens_per_step: float | None
+
+
+class _HandOver(NamedTuple):
+    """A hand-over that arrived. `dearness`: above 1 it was dear, as `policies.roles` says."""
+
+    at_s: float
+    ms: float
+    dearness: float
+
+
+_Timed = TypeVar("_Timed", bound=tuple[float, ...] | _Answer | _HandOver)
+
+
 class RoleTargets(msgspec.Struct, frozen=True, kw_only=True):
-    """What users are to get: milliseconds to the first token, and for each after it."""
+    """What users are to get: milliseconds to the first token, and for each after it. `transfer_ms`: of a hand-over."""
 
     ttft_ms: float
     tpot_ms: float
+    transfer_ms: float
 
 
 class RoleSides(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +79,8 @@ class RoleWatch:
         self._work_window_s = max(window_s, lasts_s)
         self._ttft: Kept = deque()
         self._tpot: Kept = deque()
-        self._answers: Kept = deque()
-        self._transfers: Kept = deque()
+        self._answers: deque[_Answer] = deque()
+        self._transfers: deque[_HandOver] = deque()
         self._here: Kept = deque()
         self._ahead: Kept = deque()
 
@@ -63,51 +88,69 @@ class RoleWatch:
         """Take in a first token."""
         self._ttft.append((now_s, ttft_ms))
 
-    def ended(self, now_s: float, tpot_ms: float) -> None:
-        """Take in the end of an answer of more than one token."""
+    def ended(self, now_s: float, tpot_ms: float, tokens_per_step: float | None) -> None:
+        """Take in the end of an answer of more than one token; None: nobody knows what a step gave it."""
         self._tpot.append((now_s, tpot_ms))
-        self._answers.append((now_s, tpot_ms))
+        self._answers.append(_Answer(now_s, tpot_ms, tokens_per_step))
 
-    def moved(self, now_s: float, ms: float) -> None:
-        """Take in a hand-over that arrived, from its set-up to its last byte."""
-        self._transfers.append((now_s, ms))
+    def moved(self, now_s: float, ms: float, work_ms: float | None) -> None:
+        """Take in a hand-over that arrived, from its set-up to its last byte.
+
+        `work_ms`: to compute what was moved where it is decoded; None where no cost is known.
+        """
+        dearness = ms / self._targets.transfer_ms
+        if work_ms:
+            dearness = min(dearness, ms / (DEAR_PART * work_ms))
+        self._transfers.append(_HandOver(now_s, ms, dearness))
 
     def long_prompt(self, now_s: float, work_ms: float, *, ahead: bool) -> None:
         """Take in a prompt longer than a chunk. `work_ms`: to compute it; `ahead`: on a prefill replica."""
         (self._ahead if ahead else self._here).append((now_s, work_ms))
 
     def seen(
-        self, now_s: float, sides: RoleSides, *, tpot_idle_ms: float | None, since_s: float = 0.0
+        self,
+        now_s: float,
+        sides: RoleSides,
+        *,
+        step_idle_ms: float | None,
+        since_s: float = 0.0,
+        idle_unknown: str = "no cost was measured",
     ) -> RolesSeen:
         """Return what a tick sees. `since_s`: when watching began; work and lost are unknown for a window from then.
 
-        `tpot_idle_ms`: time per token of a stream that is alone on a replica, None where no cost is known.
+        `step_idle_ms`: of a step of a stream that is alone on a replica, None where `idle_unknown` says why.
         """
-        for kept in (self._ttft, self._tpot, self._transfers):
-            _drop(kept, now_s - self._window_s)
-        for kept in (self._answers, self._here, self._ahead):
-            _drop(kept, now_s - self._work_window_s)
+        _drop(self._ttft, now_s - self._window_s)
+        _drop(self._tpot, now_s - self._window_s)
+        _drop(self._transfers, now_s - self._window_s)
+        _drop(self._answers, now_s - self._work_window_s)
+        _drop(self._here, now_s - self._work_window_s)
+        _drop(self._ahead, now_s - self._work_window_s)
         length_s = min(self._work_window_s, now_s - since_s)
         # Over less than a window, a prompt or two would be all of the work there is.
         is_long = length_s >= self._window_s
+        lost = _lost(self._answers, step_idle_ms, idle_unknown) if is_long else TOO_SHORT
         return RolesSeen(
             at_s=now_s,
             prefill=len(sides.prefill),
             decode=len(sides.decode),
             moving=sides.moving,
-            ttft_ms_p90=_p90(self._ttft),
+            ttft_ms_p90=_p90([ms for _, ms in self._ttft]),
             ttft_target_ms=self._targets.ttft_ms,
-            tpot_ms_p90=_p90(self._tpot),
+            tpot_ms_p90=_p90([ms for _, ms in self._tpot]),
             tpot_target_ms=self._targets.tpot_ms,
             samples=min(len(self._ttft), len(self._tpot)),
             kv_used_share=sides.kv_used_share,
             preemptions=sides.preemptions,
             local_work=_work(self._here, length_s) if is_long else None,
             ahead_work=_work(self._ahead, length_s) if is_long else None,
-            lost_share=_lost(self._answers, tpot_idle_ms) if is_long else None,
-            transfer_ms_p90=_p90(self._transfers),
-            # Of the same time as the transfers, which it is compared with; work is kept for longer.
-            ahead_ms_p90=_p90(self._ahead, after_s=now_s - self._window_s),
+            lost_share=lost.share,
+            lost_unknown=lost.unknown,
+            tokens_per_step=lost.tokens_per_step,
+            transfers=len(self._transfers),
+            transfer_ms_p90=_p90([one.ms for one in self._transfers]),
+            dearness_p90=_p90([one.dearness for one in self._transfers]),
+            window_s=self._window_s,
         )
 
 
@@ -124,22 +167,42 @@ def chosen(
     return least, Role.PREFILL if to_prefill else Role.DECODE
 
 
-def _drop(kept: Kept, until_s: float) -> None:
+def _drop(kept: deque[_Timed], until_s: float) -> None:
     while kept and kept[0][0] <= until_s:
         kept.popleft()
 
 
-def _p90(kept: Kept, after_s: float = -math.inf) -> float | None:
-    values = [value for at_s, value in kept if at_s > after_s]
+def _p90(values: Sequence[float]) -> float | None:
     return float(np.percentile(values, PERCENTILE)) if values else None
 
 
-def _lost(tpot: Kept, idle_ms: float | None) -> float | None:
-    """Return the part of answers' time beyond that of a stream alone; by the mean, the P90 is of the worst moments."""
-    if idle_ms is None or not tpot:
-        return None
-    mean_ms = sum(ms for _, ms in tpot) / len(tpot)
-    return max(0.0, 1.0 - idle_ms / mean_ms) if mean_ms > 0.0 else None
+class _Lost(NamedTuple):
+    """What answers lost, or in words why nobody can say."""
+
+    share: float | None = None
+    tokens_per_step: float | None = None
+    unknown: str = ""
+
+
+TOO_SHORT: Final = _Lost(unknown="not watched for a window yet")
+
+
+def _lost(answers: Sequence[_Answer], idle_ms: float | None, idle_unknown: str) -> _Lost:
+    """Return the part of answers' time beyond that of a stream alone; by the mean, the P90 is of the worst moments.
+
+    Steps are compared, not tokens: drafts that are accepted give a step several, however long it waits for others.
+    """
+    told = [(one.tpot_ms, one.tokens_per_step) for one in answers if one.tokens_per_step]
+    untold = len(answers) - len(told)
+    if untold:
+        return _Lost(unknown=f"tokens per step of {untold} of {len(answers)} answers not measured")
+    if idle_ms is None:
+        return _Lost(unknown=idle_unknown)
+    mean_ms = sum(ms * tokens for ms, tokens in told) / len(told) if told else 0.0
+    if mean_ms <= 0.0:
+        return _Lost(unknown="no answer of several tokens ended")
+    tokens_per_step = sum(tokens for _, tokens in told) / len(told)
+    return _Lost(share=max(0.0, 1.0 - idle_ms / mean_ms), tokens_per_step=tokens_per_step)
 
 
 def _work(kept: Kept, length_s: float) -> float:

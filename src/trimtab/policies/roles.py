@@ -12,13 +12,15 @@ holds:
     anything needs, whole requests everywhere  split, if decode is predicted to gain by it
     both need                                  hold: more replicas are another lever
 
-Prediction. Of D replicas that decode, long prompts keep w at work, short prompts and what a batch adds d; a token takes
-    TPOT = idle * D / (D - w - d),         so that         D - w - d = D * idle / TPOT = D * (1 - lost)
-with `lost` the share of an answer's time beyond that of a stream alone. One replica more that decodes, to which `back`
-replicas' work of long prompts comes with it, is better exactly if back < lost; one fewer that takes `ahead` off it is
-better exactly if ahead > lost. Work that prefill replicas have comes back as far as the rest, N / (N - 1) as busy,
-would be at work for more than now and more than `work_high` of the time: beyond that queues are long, and prompts
-stay. For the same reason no more goes ahead than keeps them at work for that. `gain_min` of a replica must be gained.
+Prediction. Of D replicas that decode, long prompts keep w at work, short prompts and what a batch adds d; a step takes
+    step = idle * D / (D - w - d),         so that         D - w - d = D * idle / step = D * (1 - lost)
+with `lost` the share of an answer's time beyond that of a stream alone, and `step` = TPOT * tokens per step: drafts
+give a step several tokens, which makes nobody wait less. Where that is not measured, `lost` is unknown. One replica
+more that decodes, to which `back` replicas' work of long prompts comes with it, is better exactly if back < lost; one
+fewer that takes `ahead` off it is better exactly if ahead > lost. Work that prefill replicas have comes back as far as
+the rest, N / (N - 1) as busy, would be at work for more than now and more than `work_high` of the time: beyond that
+queues are long, and prompts stay. For the same reason no more goes ahead than keeps them at work for that. `gain_min`
+of a replica must be gained.
 So under overload, where lost nears 1, nothing is split: no replica takes more than one
 replica's work off the others. It never leaves more replicas to prefill than to decode for the sake of decode.
 Work and lost are means over the time that a move lasts, `cooldown_s`, if that is longer than the window.
@@ -29,13 +31,14 @@ A rule must hold for `ticks` ticks in a row, and after a change nothing moves fo
 change plus the window), twice as long for each change that took the last one back, up to eight times. No more than
 `changes_per_hour` times the replicas change within an hour, whatever happens.
 
-Transfers that take more than `transfer_high` of the TTFT target, and more than half of what computing their prompts
-takes (what is long to move may be much longer to compute), move no role: the mark from which prompts travel
-doubles (`local_factor`, up to eight times, halved again below half of it), and a nearer pair and a lower KV precision
-are proposed.
+Dearness of a transfer is the lesser of its time / (`transfer_high` * TTFT target) and its time / (half of computing
+its own prompt): what is long to move may be much longer to compute. Where the P90 of it is above 1, one transfer in ten
+is dear by both, and no role moves for it: the mark from which prompts travel doubles (`local_factor`, up to eight
+times, halved again below half of it), and a nearer pair and a lower KV precision are proposed.
 
-Failure modes: a target that an idle replica hardly meets (TPOT near a lone stream's) never lets roles merge; a
-P90 over few requests jumps, hence `samples_min`; traffic that turns faster than the cool-down is followed late.
+Failure modes: what verifying drafts adds to a step counts as lost where the idle step was timed without them; a target
+that an idle replica hardly meets (TPOT near a lone stream's) never lets roles merge; a P90 over few requests jumps,
+hence `samples_min`; traffic that turns faster than the cool-down is followed late.
 
 Source: windowed P90 over target with a band, as in the role controllers of production systems (Splitwise, ISCA 2024;
 NVIDIA Dynamo's planner); N / (N - 1) is `levers.replicas`' rule for taking a replica away.
@@ -55,8 +58,6 @@ from trimtab.core.roles import RolesSeen as RolesSeen
 RATIO_MAX: Final = 2.0
 BACK_OFF_MAX: Final = 8.0
 LOCAL_FACTOR_MAX: Final = 8.0
-DEAR_PART: Final = 0.5
-"""Part of the time to compute a prompt up to which moving its KV is no reason to compute it elsewhere."""
 HOUR_S: Final = 3600.0
 
 TRANSFER_ADVICE: Final = (
@@ -112,7 +113,8 @@ def control(
     state = _with_transfers(_remembered(state, seen, rules), seen, rules)
     s_prefill, s_decode = _means(state)
     wanted, reason = RoleAction.HOLD, RoleReason.UNKNOWN
-    if s_prefill is not None and s_decode is not None and not _is_unknown(seen, rules):
+    unknown = _unknown(seen, rules)
+    if s_prefill is not None and s_decode is not None and not unknown:
         wanted, reason = _wanted(seen, s_prefill, s_decode, rules)
     streak = state.streak + 1 if wanted is state.wanted else 1
     state = msgspec.structs.replace(
@@ -132,6 +134,7 @@ def control(
         tpot_ratio=s_decode,
         local_factor=state.local_factor,
         advice=TRANSFER_ADVICE if state.local_factor > 1.0 else (),
+        unknown=unknown if reason is RoleReason.UNKNOWN else (),
     )
 
 
@@ -166,7 +169,7 @@ def _with_transfers(state: RolesState, seen: RolesSeen, rules: RoleRules) -> Rol
     before, moved_at_s = state.local_factor, state.factored_at_s
     if moved_at_s is not None and seen.at_s - moved_at_s < rules.window_s:
         return state
-    dearness = _dearness(seen, rules)
+    dearness = seen.dearness_p90
     factor = before
     if dearness is not None and dearness > 1.0:
         factor = min(LOCAL_FACTOR_MAX, before * 2.0)
@@ -176,16 +179,6 @@ def _with_transfers(state: RolesState, seen: RolesSeen, rules: RoleRules) -> Rol
     if factor == before:
         return state
     return msgspec.structs.replace(state, local_factor=factor, factored_at_s=seen.at_s)
-
-
-def _dearness(seen: RolesSeen, rules: RoleRules) -> float | None:
-    """Return how dear transfers are, above 1 too dear; None where nothing was handed over."""
-    if seen.transfer_ms_p90 is None:
-        return None
-    of_target = seen.transfer_ms_p90 / (rules.transfer_high * seen.ttft_target_ms)
-    if not seen.ahead_ms_p90:
-        return of_target
-    return min(of_target, seen.transfer_ms_p90 / (DEAR_PART * seen.ahead_ms_p90))
 
 
 def _means(state: RolesState) -> tuple[float | None, float | None]:
@@ -198,17 +191,25 @@ def _means(state: RolesState) -> tuple[float | None, float | None]:
     )
 
 
-def _is_unknown(seen: RolesSeen, rules: RoleRules) -> bool:
-    return (
-        seen.samples < rules.samples_min
-        or seen.ttft_ms_p90 is None
-        or seen.tpot_ms_p90 is None
-        or seen.kv_used_share is None
-        or seen.preemptions is None
-        or seen.local_work is None
-        or seen.ahead_work is None
-        or seen.lost_share is None
+def _unknown(seen: RolesSeen, rules: RoleRules) -> tuple[str, ...]:
+    """Return in words what is not known, without which nothing moves."""
+    lost = f"the time that answers lose: {seen.lost_unknown or 'not measured'}"
+    rows: tuple[tuple[bool, str], ...] = (
+        (
+            seen.samples < rules.samples_min,
+            f"{seen.samples} requests ended, {rules.samples_min} are needed",
+        ),
+        (seen.ttft_ms_p90 is None, "times to the first token"),
+        (seen.tpot_ms_p90 is None, "times per token"),
+        (seen.kv_used_share is None, "KV in use on the decode side"),
+        (seen.preemptions is None, "preemptions of the decode side"),
+        (
+            seen.local_work is None or seen.ahead_work is None,
+            "work of long prompts: not watched for a window yet",
+        ),
+        (seen.lost_share is None, lost),
     )
+    return tuple(words for is_absent, words in rows if is_absent)
 
 
 def _wanted(

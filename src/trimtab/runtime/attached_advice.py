@@ -9,6 +9,7 @@ from typing import Final
 
 from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.events import Calibrated, Diagnosed
+from trimtab.core.evidence import Unknown
 from trimtab.core.handover import ReplicaLabels
 from trimtab.core.layout import PlanInputError
 from trimtab.core.links import find_link
@@ -39,6 +40,7 @@ class AttachedAdvisor:
         self._system = system
         self._say = say
         self.cost: CostModel = START_COST
+        self._lacking = ""
 
     async def look(self) -> None:
         """Look once; what was found goes to the ledger."""
@@ -74,8 +76,15 @@ class AttachedAdvisor:
         """Route by what traffic shows, once it shows something else than before."""
         system = self._system
         recent = system.records_since(system.clock.wall_s() - LEARN_FROM_S)
-        found = cost_from_traffic(recent)
-        if found is None or not differs(self.cost, found):
+        found = cost_from_traffic(recent, system.roles.tokens_per_step)
+        if isinstance(found, Unknown):
+            if self.cost is START_COST and found.name != self._lacking:
+                self._lacking = found.name
+                self._say(
+                    f"costs       not learned from the last {LEARN_FROM_S:.0f} s: {found.reason}"
+                )
+            return
+        if not differs(self.cost, found):
             return
         self.cost = found
         system.use_cost(found)

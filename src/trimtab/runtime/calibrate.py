@@ -234,15 +234,20 @@ async def _time_steps(
     # Computed beforehand, so that no stream's prompt stalls the steps of the others.
     warmed = await prober.ask_all(url, COMPLETIONS_PATH, bodies(1))
     reports = await prober.ask_all(url, COMPLETIONS_PATH, bodies(STEP_OUTPUT_TOKENS))
+    # Without a count of accepted drafts none were: the engine tells it of every answer that had one.
     told = [
-        report.decode_ms / (report.output_tokens - 1)
+        (report.decode_ms, report.output_tokens - 1, report.accepted_tokens or 0)
         for report in reports
         if report.decode_ms is not None
         and report.output_tokens is not None
         and report.output_tokens >= STEP_OUTPUT_TOKENS_MIN
     ]
     prefills = _prefill_of(warmed[0]) if len(warmed) == 1 else []
-    return prefills, [StepTiming(len(prompts), median(told))] if told else []
+    if not told:
+        return prefills, []
+    ms = median(decode_ms / tokens for decode_ms, tokens, _ in told)
+    per_step = median(tokens / max(1, tokens - accepted) for _, tokens, accepted in told)
+    return prefills, [StepTiming(len(prompts), ms, per_step)]
 
 
 class SpeculationProbe(msgspec.Struct, frozen=True, kw_only=True):

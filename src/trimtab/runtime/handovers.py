@@ -143,7 +143,9 @@ class HandOvers:
         self._unlearned += 1
         if self._unlearned >= LEARN_EVERY:
             self._unlearned = 0
-            self.pool.cost = cost_from_traffic(self._records) or self.pool.cost
+            found = cost_from_traffic(self._records)
+            if isinstance(found, CostModel):
+                self.pool.cost = found
 
     @asynccontextmanager
     async def carried(

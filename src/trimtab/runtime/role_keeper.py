@@ -32,6 +32,9 @@ REASONS_EVERY_S: Final = 60.0
 """How often another reason to hold is written down, so that one that flickers does not fill the ledger."""
 
 
+_NO_DIGITS: Final = str.maketrans("", "", "0123456789")
+
+
 class RoleRefusedError(Exception):
     """A replica keeps its role; the message says why."""
 
@@ -89,7 +92,8 @@ def slots_pressure(decode: Sequence[ReplicaView]) -> Pressure:
 class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """What roles need of their system. `chunk_tokens`: above which a prompt is long; `cause`: of what is decided.
 
-    `threshold`: told by how much the mark from which prompts travel is raised; `pressure`: asked once a tick.
+    `threshold`: told by how much the mark from which prompts travel is raised; `pressure`: asked once a tick;
+    `drafts_nothing`: whether a replica is known to give each stream one token a step.
     """
 
     fleet: RoleFleet
@@ -102,6 +106,7 @@ class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     threshold: Callable[[float], None]
     cause: Callable[[], str | None]
+    drafts_nothing: Callable[[str], bool]
     pressure: Callable[[Sequence[ReplicaView]], Pressure] = slots_pressure
 
 
@@ -130,7 +135,12 @@ class RoleKeeper:
             self._parts.threshold(self._state.local_factor)
 
     def _new_watch(self) -> RoleWatch:
-        targets = RoleTargets(ttft_ms=self.config.ttft_ms, tpot_ms=self.config.tpot_ms)
+        config = self.config
+        targets = RoleTargets(
+            ttft_ms=config.ttft_ms,
+            tpot_ms=config.tpot_ms,
+            transfer_ms=config.transfer_high * config.ttft_ms,
+        )
         return RoleWatch(targets, self.config.window_s, self.config.cooldown_s)
 
     def revision_for(self, role: Role) -> Revision:
@@ -148,18 +158,23 @@ class RoleKeeper:
         if record.ttft_ms is not None:
             self._watch.first_token(now_s, record.ttft_ms)
         if record.tpot_ms is not None:
-            self._watch.ended(now_s, record.tpot_ms)
-        ahead = record.prefill_replica is not None
+            self._watch.ended(now_s, record.tpot_ms, self.tokens_per_step(record))
+        cost, ahead = self._parts.cost(), record.prefill_replica is not None
         if ahead and record.phases.transfer_ms is not None:
-            self._watch.moved(now_s, record.phases.transfer_ms)
+            self._watch.moved(now_s, record.phases.transfer_ms, _work_moved_ms(record, cost))
         tokens = record.tokens.computed
         if ahead:
             told = record.tokens.ahead
             tokens = record.tokens.prompt if told is None else told
-        if tokens is not None and tokens > self._parts.chunk_tokens:
-            cost = self._parts.cost()
-            if _is_measured(cost):
-                self._watch.long_prompt(now_s, cost.prefill_ms(tokens), ahead=ahead)
+        if tokens is not None and tokens > self._parts.chunk_tokens and _is_measured(cost):
+            self._watch.long_prompt(now_s, cost.prefill_ms(tokens), ahead=ahead)
+
+    def tokens_per_step(self, record: RequestRecord) -> float | None:
+        """Return what a step gave an answer: as its engine counted, 1 where nothing is drafted, else None."""
+        told, replica = record.tokens_per_step, record.replica
+        if told is None and replica is not None and self._parts.drafts_nothing(replica):
+            return 1.0
+        return told
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -177,11 +192,17 @@ class RoleKeeper:
         """Decide once, and begin the change that was decided."""
         now_s = self._parts.clock.mono_s()
         sides, cost = self._sides(), self._parts.cost()
-        idle_ms = cost.step_ms(1.0) if _is_measured(cost) else None
-        if idle_ms is None:
+        idle_ms = cost.idle_step_ms if _is_measured(cost) else None
+        if not _is_measured(cost):
             # Work is known from the first look at a measured cost on.
             self._since_s = now_s
-        seen = self._watch.seen(now_s, sides, tpot_idle_ms=idle_ms, since_s=self._since_s)
+        seen = self._watch.seen(
+            now_s,
+            sides,
+            step_idle_ms=idle_ms,
+            since_s=self._since_s,
+            idle_unknown=_why_no_idle(cost),
+        )
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
         if held:
@@ -220,7 +241,9 @@ class RoleKeeper:
 
     def _say(self, event: RolesDecided, made: RolesDecision, now_s: float) -> None:
         """Write a hold down if its reason is another than the last one written, and not too often."""
-        reason = event.because or made.reason.value
+        # What is not known is named with counts, which are no other reason.
+        lacks = "".join(made.unknown).translate(_NO_DIGITS)
+        reason = event.because or made.reason.value + lacks
         said, at_s = self._said
         if reason != said and now_s - at_s >= REASONS_EVERY_S:
             self._said = (reason, now_s)
@@ -284,7 +307,21 @@ def _is_measured(cost: CostModel) -> bool:
     return cost.step_samples > 0 and cost.prefill_samples > 0
 
 
+def _why_no_idle(cost: CostModel) -> str:
+    if not _is_measured(cost):
+        return f"no cost was measured ({cost.source})"
+    return "tokens per step not measured where the cost was"
+
+
+def _work_moved_ms(record: RequestRecord, cost: CostModel) -> float | None:
+    """Return what computing a prompt that came would have taken where it is decoded, None where unknown."""
+    prompt = record.tokens.prompt
+    if prompt is None or not _is_measured(cost):
+        return None
+    return cost.prefill_ms(prompt - (record.tokens.captured or 0))
+
+
 def _watched(config: RolesConfig) -> tuple[object, ...]:
     """Return what a watch hangs on: with another of these it starts anew."""
     windows = (config.window_s, config.cooldown_s)
-    return config.mode, *windows, config.ttft_ms, config.tpot_ms
+    return config.mode, *windows, config.ttft_ms, config.tpot_ms, config.transfer_high

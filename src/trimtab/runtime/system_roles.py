@@ -9,6 +9,7 @@ from trimtab.core.ports import Clock, LedgerSink
 from trimtab.core.revision import Revision
 from trimtab.core.served import Counter
 from trimtab.core.types import Role
+from trimtab.engines.served_load import drafts_nothing
 from trimtab.policies.router import Router
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.fleet import Fleet
@@ -40,9 +41,26 @@ def build_roles(
         chunk_tokens=config.engine.chunk_tokens,
         threshold=threshold,
         cause=cause,
+        drafts_nothing=_DraftsNothing(fleet),
         pressure=pressure,
     )
     return RoleKeeper(config.roles, parts)
+
+
+class _DraftsNothing:
+    """Says whether a replica is known to draft nothing: by the revision of one of ours, by the page of another's."""
+
+    def __init__(self, fleet: Fleet | AttachedFleet) -> None:
+        self._fleet = fleet
+
+    def __call__(self, replica: str) -> bool:
+        """Return False too where nobody tells."""
+        if replica not in self._fleet.replica_ids():
+            return False
+        if isinstance(self._fleet, Fleet):
+            return not self._fleet.info(replica).revision.speculation.is_on
+        sample = self._fleet.sample(replica)
+        return sample is not None and drafts_nothing(sample)
 
 
 class ToldPressure:

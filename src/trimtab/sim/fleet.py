@@ -86,9 +86,9 @@ class Fleet:
             moved=self._moved,
         )
 
-    def _moved(self, now_s: float, ms: float) -> None:
+    def _moved(self, now_s: float, ms: float, tokens: int) -> None:
         if self.role_control is not None:
-            self.role_control.watch.moved(now_s, ms)
+            self.role_control.moved(now_s, ms, tokens)
 
     def _paged(self, replica: str) -> Replica:
         one = self.roster.replicas[replica]
@@ -328,7 +328,7 @@ class Fleet:
         gaps = job.output_tokens - 1
         tpot_ms = (now_s - job.first_token_s) * 1000.0 / gaps if gaps > 0 else math.nan
         if self.role_control is not None and gaps > 0:
-            self.role_control.watch.ended(now_s, tpot_ms)
+            self.role_control.watch.ended(now_s, tpot_ms, job.tokens_per_step)
         self.records.finished(
             request.row,
             ttft_ms=(job.first_token_s - request.arrival.at_s) * 1000.0,

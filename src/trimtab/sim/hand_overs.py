@@ -22,7 +22,10 @@ from trimtab.sim.replica import Replica
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What hand-overs need of their fleet. `submit`: send a job where its request was routed; `moved`: (time, ms)."""
+    """What hand-overs need of their fleet.
+
+    `submit`: send a job where its request was routed; `moved`: told (time, ms, tokens) of one that arrived.
+    """
 
     kernel: Kernel
     records: Records
@@ -32,7 +35,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     flight: Callable[[int], Flight | None]
     submit: Callable[[float, Flight], None]
     gave_way: Callable[[float, str], None]
-    moved: Callable[[float, float], None]
+    moved: Callable[[float, float, int], None]
 
 
 class HandOvers:
@@ -149,7 +152,7 @@ class HandOvers:
             ms=max(0.0, took_ms - setup_ms) / (1 + flight.sharing),
         )
         self._around.records.moved(flight.row, took_ms, flight.moved)
-        self._around.moved(now_s, took_ms)
+        self._around.moved(now_s, took_ms, flight.moved)
         self._close(now_s, flight)
         self._around.replica(_target(flight)).received(now_s, job, complete=True)
 

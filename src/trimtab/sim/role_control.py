@@ -32,8 +32,12 @@ class RoleControl:
     ) -> None:
         self.moves: list[RolesDecision] = []
         self.holds: Counter[str] = Counter()
-        targets = RoleTargets(ttft_ms=control_spec.ttft_ms, tpot_ms=control_spec.tpot_ms)
         rules = control_spec.rules
+        targets = RoleTargets(
+            ttft_ms=control_spec.ttft_ms,
+            tpot_ms=control_spec.tpot_ms,
+            transfer_ms=rules.transfer_high * control_spec.ttft_ms,
+        )
         self.watch = RoleWatch(targets, rules.window_s, rules.cooldown_s)
         self._roles = spec
         self._spec = control_spec
@@ -47,6 +51,11 @@ class RoleControl:
         cost = self._roles.cost
         if cost is not None and uncached_tokens > self._roles.rules.chunk_tokens:
             self.watch.long_prompt(now_s, cost.prefill_ms(uncached_tokens), ahead=ahead)
+
+    def moved(self, now_s: float, ms: float, tokens: int) -> None:
+        """Take in a hand-over of a prompt's `tokens` that arrived."""
+        cost = self._roles.cost
+        self.watch.moved(now_s, ms, None if cost is None else cost.prefill_ms(tokens))
 
     def tick(
         self,
@@ -71,8 +80,8 @@ class RoleControl:
             preemptions=self._preemptions(replicas),
         )
         cost = self._roles.cost
-        idle_ms = None if cost is None else cost.step_ms(1.0)
-        seen = self.watch.seen(now_s, sides, tpot_idle_ms=idle_ms)
+        idle_ms = None if cost is None else cost.idle_step_ms
+        seen = self.watch.seen(now_s, sides, step_idle_ms=idle_ms)
         self._state, made = control(self._state, seen, self._spec.rules)
         self._set_threshold(made.local_factor)
         if made.action is RoleAction.HOLD:

@@ -4,7 +4,13 @@ import pytest
 
 from trimtab.core.evidence import Unknown
 from trimtab.core.served import Counter, EngineKind, Gauge, RankSample, ServerSample
-from trimtab.engines.served_load import EngineLoad, has_restarted, load_of, readings_of_sample
+from trimtab.engines.served_load import (
+    EngineLoad,
+    drafts_nothing,
+    has_restarted,
+    load_of,
+    readings_of_sample,
+)
 
 
 def rank(name: str, prompt: float | None = None, **gauges: float) -> RankSample:
@@ -78,3 +84,26 @@ def test_readings_have_the_names_of_the_fleet_and_unknown_stays_unknown() -> Non
     assert found.value("prompt_tokens_total") == 15.0
     assert isinstance(found.get("preemptions_total"), Unknown)
     assert isinstance(found.get("kv_used_share"), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("engine", "counters", "gauges", "known"),
+    [
+        (EngineKind.VLLM, {Counter.OUTPUT_TOKENS: 9.0}, {}, True),
+        (EngineKind.VLLM, {Counter.OUTPUT_TOKENS: 9.0, Counter.ACCEPTED_TOKENS: 3.0}, {}, False),
+        (EngineKind.VLLM, {}, {}, False),
+        (EngineKind.SGLANG, {Counter.OUTPUT_TOKENS: 9.0}, {}, True),
+        (EngineKind.SGLANG, {Counter.OUTPUT_TOKENS: 9.0}, {Gauge.ACCEPTED_LENGTH: 2.4}, False),
+        (EngineKind.LLAMACPP, {Counter.OUTPUT_TOKENS: 9.0}, {}, False),
+        (EngineKind.UNKNOWN, {Counter.OUTPUT_TOKENS: 9.0}, {}, False),
+    ],
+)
+def test_server_is_known_to_draft_nothing_only_where_its_engine_would_count_it(
+    engine: EngineKind,
+    counters: dict[Counter, float],
+    gauges: dict[Gauge, float],
+    known: bool,
+) -> None:
+    """Absent is unknown, but for engines whose counters of drafts are there whenever they draft."""
+    rank = RankSample(rank="", counters=counters, gauges=gauges)
+    assert drafts_nothing(ServerSample(engine=engine, source="s", at_s=1.0, ranks=(rank,))) is known

@@ -35,7 +35,6 @@ def sees(at_s: float = 0.0, **changes: object) -> RolesSeen:
         local_work=0.2,
         ahead_work=1.6,
         lost_share=0.3,
-        ahead_ms_p90=300.0,
     )
     return msgspec.structs.replace(seen, **changes)
 
@@ -260,21 +259,24 @@ def test_dear_transfers_raise_the_local_mark_step_by_step_and_cheap_ones_lower_i
     """At most one step a window; roles do not move for it, and what would help is named while it is up."""
     state, factors = RolesState(), []
     for tick in range(60):
-        transfer = 200.0 if tick < 30 else 20.0
-        state, made = control(state, sees(at_s=10.0 * tick, transfer_ms_p90=transfer), RULES)
+        dearness = 1.6 if tick < 30 else 0.16
+        state, made = control(state, sees(at_s=10.0 * tick, dearness_p90=dearness), RULES)
         factors.append(made.local_factor)
         assert (made.action, bool(made.advice)) == (RoleAction.HOLD, made.local_factor > 1.0)
     steps = [one for one, _ in itertools.groupby(factors)]
     assert steps == [2.0, 4.0, 8.0, 4.0, 2.0, 1.0]
 
 
-@pytest.mark.parametrize(("ahead_ms", "factor"), [(1000.0, 1.0), (350.0, 2.0), (None, 2.0)])
-def test_long_transfer_is_not_dear_where_computing_takes_much_longer(
-    ahead_ms: float | None, factor: float
-) -> None:
-    """Prompts of a hundred thousand tokens move for seconds, and would be computed for many times as long."""
-    _, made = control(RolesState(), sees(transfer_ms_p90=200.0, ahead_ms_p90=ahead_ms), RULES)
-    assert made.local_factor == factor
+def test_hold_of_the_unknown_says_what_is_not_known() -> None:
+    """Each input that freezes is named, with why where that is known; a hold for another reason names none."""
+    lacks = sees(lost_share=None, lost_unknown="tokens per step not measured", samples=3)
+    _, made = control(RolesState(), lacks, RULES)
+    words = (
+        "3 requests ended, 10 are needed",
+        "the time that answers lose: tokens per step not measured",
+    )
+    assert (made.reason, made.unknown) == (RoleReason.UNKNOWN, words)
+    assert control(RolesState(), sees(), RULES)[1].unknown == ()
 
 
 def test_nothing_handed_over_lowers_the_local_mark_again_and_freezes_nothing() -> None:

@@ -1,0 +1,68 @@
+"""How the role control's decisions are told: of how many requests, over which window, and what is unknown."""
+
+import msgspec
+import pytest
+from events_kit import every_event
+
+from trimtab.core.events import Calibrated, RolesDecided
+from trimtab.core.narrate import tell_event
+from trimtab.core.roles import RoleAction, RoleReason, RolesDecision, RolesSeen
+
+SEEN = RolesSeen(
+    at_s=0.0,
+    prefill=1,
+    decode=3,
+    moving=0,
+    ttft_ms_p90=240.0,
+    ttft_target_ms=500.0,
+    tpot_ms_p90=19.0,
+    tpot_target_ms=40.0,
+    samples=42,
+    kv_used_share=0.5,
+    preemptions=0,
+    local_work=0.2,
+    lost_share=0.3,
+    transfers=12,
+    transfer_ms_p90=180.0,
+    dearness_p90=0.7,
+    window_s=60.0,
+)
+HELD = RolesDecision(
+    at_s=0.0, action=RoleAction.HOLD, reason=RoleReason.WITHIN_BAND, ttft_ratio=0.48, tpot_ratio=0.5
+)
+
+
+def test_decision_says_n_and_window_of_requests_and_of_transfers() -> None:
+    """A P90 of twelve in a minute is another than one of two."""
+    words = tell_event(RolesDecided(decision=HELD, seen=SEEN))
+    assert words == (
+        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.50 of their targets, "
+        "1 prefill and 3 others ready, n=42 in 60 s, answers lose 30% of their time to load, "
+        "P90 of 12 transfers 180 ms, 0.70 of what is dear in 60 s."
+    )
+
+
+def test_hold_of_the_unknown_names_what_is_not_known() -> None:
+    """And no figure stands for it."""
+    lost = "the time that answers lose: tokens per step not measured"
+    made = msgspec.structs.replace(HELD, reason=RoleReason.UNKNOWN, unknown=(lost,))
+    seen = msgspec.structs.replace(SEEN, lost_share=None, transfers=0, transfer_ms_p90=None)
+    words = tell_event(RolesDecided(decision=made, seen=seen))
+    assert words.endswith(f"n=42 in 60 s; unknown: {lost}.")
+    assert "of their time to load" not in words
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_step", "words"),
+    [
+        (1.0, ")."),
+        (2.5, ") a token of a stream, of 2.50 that a step gave with drafts."),
+        (None, ") a token of a stream, of how many a step gives is unknown."),
+    ],
+)
+def test_cost_says_how_many_tokens_a_step_gave(tokens_per_step: float | None, words: str) -> None:
+    """A token's time is a step's only where each step gives one."""
+    event = next(one for one in every_event() if isinstance(one, Calibrated) and one.cost)
+    cost = msgspec.structs.replace(event.cost, tokens_per_step=tokens_per_step)
+    first = tell_event(msgspec.structs.replace(event, cost=cost)).splitlines()[1]
+    assert first.endswith(words)
