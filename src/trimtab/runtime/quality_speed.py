@@ -16,6 +16,8 @@ from trimtab.workloads.steady import Steady, steady
 
 INPUT_TOKENS: Final = 96
 OUTPUT_TOKENS: Final = 24
+LONE_OUTPUT_TOKENS: Final = 64
+"""A lone stream's time per token is one number of one request: few tokens would tell of the half second they took."""
 WARM_OUTPUT_TOKENS: Final = 8
 WARM_PROMPTS: Final = 999
 """Which prompts warm an arm up: other ones than any concurrency has, so that no cache knows what is timed."""
@@ -64,7 +66,7 @@ async def _warmed(url: str, prompts: int) -> None:
 
 async def _seen(url: str, prompts: int, concurrencies: Sequence[int]) -> SpeedSeen:
     # Both arms meet the same prompts, and neither meets one twice.
-    alone = (await _steady(url, 1, 1000 * prompts + 1)).requests[0]
+    alone = (await _steady(url, 1, 1000 * prompts + 1, LONE_OUTPUT_TOKENS)).requests[0]
     if alone.ttft_ms is None or alone.tpot_ms is None:
         raise ArmError(f"{url} gave no latency: status {alone.status} {alone.error or ''}")
     rates: dict[int, float] = {}
