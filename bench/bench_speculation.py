@@ -47,10 +47,11 @@ def judged(found: Speculated) -> Iterator[tuple[bool, str]]:
         f"predicted within {ERROR_MAX:.0%} of measured: {inside} of {points} points, the worst {worst.error:+.0%} "
         f"({worst.batch} streams, depth {worst.depth})",
     )
-    held = [one for one in found.choices if one.holds]
+    held = [one for one in found.plan.choices if one.holds]
     yield (
-        len(held) == len(found.choices),
-        f"depth within 5% of the best measured, or not told apart from it: {len(held)} of {len(found.choices)} batches",
+        len(held) == len(found.plan.choices),
+        f"depth within 5% of the best measured, or not told apart from it: {len(held)} of "
+        f"{len(found.plan.choices)} batches",
     )
     yield from _edits(found)
     free = [one for one in found.cuts if one.label != found.judged_label and one.valid_off is None]
@@ -60,8 +61,8 @@ def judged(found: Speculated) -> Iterator[tuple[bool, str]]:
         "no gain is claimed of other free text that is not there: "
         + (", ".join(_told(one) for one in free) or "none was asked"),
     )
-    even = found.break_even.batch
-    above = [one for one in found.choices if even is not None and one.batch > even]
+    even = found.plan.break_even.batch
+    above = [one for one in found.plan.choices if even is not None and one.batch > even]
     yield (
         all(one.depth == 0 for one in above),
         f"off above the break-even ({'not reached' if even is None else f'{even:.1f}'}): "

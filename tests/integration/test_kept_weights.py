@@ -38,13 +38,18 @@ def lowered(tmp_path: Path) -> tuple[Path, Path]:
 
 def proposed(rule: str, baseline: Path, artifact: Path) -> LeverRecord:
     """The record with that rule as the fleet of the baseline completes it."""
+    found = REVISION.replace(model=find_model(str(baseline)))
     system: Any = SimpleNamespace(
-        config=Config(), attached=None, clock=HandClock(), secret=Secret(bytes(32))
+        config=Config(),
+        attached=None,
+        clock=HandClock(),
+        secret=Secret(bytes(32)),
+        baseline=found,
     )
     text = other_weights(rule).replace("four-bit", str(artifact))
     return complete(
         parse_record(text, source="lever.toml"),
-        baseline=REVISION.replace(model=find_model(str(baseline))),
+        baseline=found,
         now_s=1.0,
         known=known_of(system),
     )

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.policies.ngram_drafts import DraftCounts, LongestMatch, NewestMatch, agreed, replay
-from trimtab.policies.speculation_model import StepMeasured, StepTimes, best_depth, predict
+from trimtab.policies.ngram_drafts import LongestMatch, NewestMatch, agreed, replay
 
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
 
@@ -74,35 +73,3 @@ def test_agreement_is_a_common_beginning(one: list[int], other: list[int]) -> No
     n = agreed(one, other)
     assert one[:n] == other[:n]
     assert n == min(len(one), len(other)) or one[n] != other[n]
-
-
-@given(
-    st.floats(0.1, 50.0),
-    st.floats(0.0, 20.0),
-    st.integers(1, 16),
-    st.lists(st.integers(0, 20), min_size=1, max_size=8),
-)
-def test_no_depth_gives_more_than_the_best(
-    base: float, token: float, batch: int, accepted: list[int]
-) -> None:
-    """Argmax over all depths, none among them."""
-    times = StepTimes(
-        plain=tuple(StepMeasured(batch=b, drafted=0.0, ms=base + token * b) for b in (1, 16)),
-        drafting=tuple(
-            StepMeasured(batch=b, drafted=d, ms=base + token * b * (1 + d))
-            for b in (1, 16)
-            for d in (0.0, 8.0)
-        ),
-    )
-    falling = tuple(sorted(accepted, reverse=True))
-    counts = DraftCounts(
-        requests=1,
-        tokens=20 + sum(falling),
-        steps=20,
-        drafted=(20,) * len(falling),
-        accepted=falling,
-    )
-    by_depth = {len(falling): counts}
-    best = best_depth(times, batch, by_depth)
-    every = [predict(times, batch, 0, counts), predict(times, batch, len(falling), counts)]
-    assert best.tokens_per_s >= max(one.tokens_per_s for one in every) * (1 - 1e-9)

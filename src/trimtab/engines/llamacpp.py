@@ -29,7 +29,7 @@ at the first output token: it covers one token less than `output_tokens`.
 """
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -54,7 +54,8 @@ MICRO_BATCH_TOKENS_MAX = 512
 # Every open connection holds a thread of the engine's server, so waiting requests must not starve the probes.
 _HTTP_THREADS_MIN = 64
 _OVERFLOW_TYPE = "exceed_context_size_error"
-_KV_TYPES = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+KV_TYPES: Final = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+"""Precisions of the KV cache, as the engine calls them."""
 
 _METRICS = (
     ("prompt_tokens_total", "prompt_tokens_total", "tokens"),
@@ -157,7 +158,7 @@ class LlamaCppFormat:
 
     def launch_args(self, revision: Revision, placement: Placement) -> Mapping[str, object]:
         """See `EngineFormat`. Keys are attribute paths of `CommonParams`; enum members go by the end of their name."""
-        kv_type = _KV_TYPES.get(revision.kv_type)
+        kv_type = KV_TYPES.get(revision.kv_type)
         if kv_type is None:
             raise EngineFormatError(f"llama.cpp is not launched with a {revision.kv_type} KV cache")
         drafts = revision.speculation.draft_tokens_max or 0

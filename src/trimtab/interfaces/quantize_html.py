@@ -9,6 +9,7 @@ from trimtab.interfaces.quantize_view import (
     HEADS,
     SIGNS,
     kept_words,
+    noise_floor_words,
     plan_words,
     repeat_words,
     rows_of,
@@ -35,7 +36,7 @@ def page(found: Quantized) -> str:
     )
     sections = (
         ("Quality against speed", card(pictures)),
-        ("Every rung", card(table(HEADS, rows_of(found)))),
+        ("Every rung", card(table(HEADS, rows_of(found)) + _list(noise_floor_words(found)))),
         ("What stays high, and why", card(_list(kept_words(found)))),
         ("What each rung really holds, read back", card(table(HELD_HEADS, held_rows(found)))),
         ("Every gate", card(table(GATE_HEADS, _gates(found)))),
@@ -103,4 +104,6 @@ def _gates(found: Quantized) -> list[tuple[str, ...]]:
 
 
 def _list(lines: tuple[str, ...]) -> str:
+    if not lines:
+        return ""
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

@@ -33,6 +33,9 @@ HEADS: Final = (
 )
 
 
+BESIDE_ITSELF: Final = ", beside itself"
+
+
 def rows_of(found: Quantized) -> list[tuple[str, ...]]:
     """Return a row of words for each rung, in the order of the ladder."""
     return [_row(one, found) for one in found.results]
@@ -42,8 +45,9 @@ def _row(one: RungResult, found: Quantized) -> tuple[str, ...]:
     mark = " \u2190" if one.rung.label == found.choice.rung else ""
     speed = one.speed
     most = max(speed.tokens_per_s) if speed else None
+    beside = BESIDE_ITSELF if one.rung.is_original else ""
     return (
-        one.rung.label + mark,
+        one.rung.label + beside + mark,
         SIGNS[one.verdict],
         # A rung that could not be written has no file.
         f"{one.bits_per_weight:.1f}" if one.file_bytes else "unknown",
@@ -90,8 +94,40 @@ def plan_words(plan: Plan) -> tuple[str, ...]:
         f"{plan.eval_items} of {plan.eval_items_total} eval items"
         + (f", sampled ones {plan.eval_runs} times" if plan.eval_runs > 1 else "")
         + (f"; lm-eval: {', '.join(plan.harness)}" if plan.harness else ""),
-        f"speed in {plan.rounds} rounds, original and rung in turn, at 1 and {plan.concurrencies} streams",
+        f"speed in {plan.rounds} rounds of four passes, original and rung around each other, drawn who begins, at 1 "
+        f"and {plan.concurrencies} streams",
     )
+
+
+def noise_floor_words(found: Quantized) -> tuple[str, ...]:
+    """Say how far the original came out from itself: the noise floor of every ratio of speed; empty if unmeasured."""
+    original = found.results[0]
+    speed = original.speed
+    if not original.rung.is_original or speed is None:
+        return ()
+    most = max(speed.tokens_per_s)
+    named = {
+        "TTFT": speed.ttft_ms,
+        "TPOT": speed.tpot_ms,
+        f"tok/s at {most}": speed.tokens_per_s[most],
+        "latency and cost": speed.score,
+    }
+    told = ", ".join(f"{name} {ratio_words(ratio)}" for name, ratio in named.items())
+    lines = [
+        f"noise floor of speed, {original.rung.label} beside itself in {speed.tpot_ms.n} rounds: {told}; "
+        "a rung inside these bounds is no faster"
+    ]
+    apart = [
+        name
+        for name, ratio in named.items()
+        if ratio.interval is not None and not ratio.interval.low <= 1.0 <= ratio.interval.high
+    ]
+    if apart:
+        lines.append(
+            f"the original differs from itself beyond noise ({', '.join(apart)}): its two arms are not alike here, "
+            "and such a difference is no gain of a rung"
+        )
+    return tuple(lines)
 
 
 def show(found: Quantized, console: Console) -> None:
@@ -105,6 +141,8 @@ def show(found: Quantized, console: Console) -> None:
         console.print(f"{sign}: {found.confirmation.because}", highlight=False)
     console.print()
     console.print(table)
+    for line in noise_floor_words(found):
+        console.print(line, highlight=False)
     for line in (*plan_words(found.plan), found.original_note, repeat_words(found), *found.notes):
         console.print(f"[dim]{line}[/]", highlight=False)
     for kept in kept_words(found):

@@ -19,7 +19,8 @@ from trimtab.interfaces.speculate_view import (
     summary_words,
 )
 from trimtab.interfaces.svg import Drawing, Scale, linear, logarithmic, ticks
-from trimtab.levers.speculation_found import PointFigures, Speculated
+from trimtab.levers.speculation_depths import PointFigures
+from trimtab.levers.speculation_found import Speculated
 
 WIDTH: Final = 560.0
 HEIGHT: Final = 320.0

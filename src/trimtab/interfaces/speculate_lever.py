@@ -7,8 +7,7 @@ from trimtab.core.lever import TriggerSpec
 from trimtab.core.types import Constraint
 from trimtab.interfaces.toml_text import toml_comment, toml_text
 from trimtab.levers.speculation_found import Pays, Speculated
-from trimtab.levers.speculation_record import off_batch, triggers_of
-from trimtab.policies.speculation_model import BreakEven
+from trimtab.levers.speculation_record import triggers_of
 from trimtab.workloads.draft_samples import UNLABELLED
 
 NAME: Final = "ngram-drafts"
@@ -86,7 +85,7 @@ def lever_record(found: Speculated) -> str | None:
         low=min(one.low for one in bounds),
         high=max(one.high for one in bounds),
         measured=toml_text(f"measured at one stream, {n} requests with and without drafts in turn"),
-        triggers="".join(_trigger(one) for one in triggers_of(found.table)),
+        triggers="".join(_trigger(one) for one in triggers_of(found.table, off_at=off_at(found))),
     )
 
 
@@ -94,17 +93,14 @@ def _premise(found: Speculated) -> str:
     ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in found.table.ratios())
     return (
         f"aggregate throughput with drafts of up to {found.speculation.draft_tokens_max} tokens on "
-        f"{found.judged_label}: {ratios}; break-even {even_words(found.break_even)}"
+        f"{found.judged_label}: {ratios}; break-even {found.plan.alone.told}"
     )
 
 
-def even_words(even: BreakEven) -> str:
-    """Say the break-even with its bounds."""
-    if even.batch is None:
-        return f"above the {even.measured_to} streams measured"
-    high = f"over {even.measured_to}" if even.high is None else f"{even.high:.1f}"
-    low = "unknown" if even.low is None else f"{even.low:.1f}"
-    return f"{even.batch:.1f} streams [{low}, {high}]"
+def off_at(found: Speculated) -> float:
+    """Return the batch above which the record's depth goes off: its break-even, or the largest batch measured."""
+    even = found.plan.alone
+    return float(even.measured_to) if even.batch is None else round(even.batch, 1)
 
 
 def _condition(found: Speculated) -> str:
@@ -112,7 +108,7 @@ def _condition(found: Speculated) -> str:
     where = f"requests labelled {', '.join(labels)}" if labels else "all requests"
     where += f" but those labelled {', '.join(losing)}" if losing else ""
     greedy = " at temperature 0" if found.greedy_only else ""
-    return f"{where}{greedy}, while a replica decodes at most {off_batch(found.table):.1f} streams at once"
+    return f"{where}{greedy}, while a replica decodes at most {off_at(found):.1f} streams at once"
 
 
 def _within(found: Speculated) -> list[str]:

@@ -7,14 +7,8 @@ from rich.table import Table
 
 from trimtab.core.revision import Speculation
 from trimtab.interfaces.quantize_view import ratio_words
-from trimtab.interfaces.speculate_lever import even_words
-from trimtab.levers.speculation_found import (
-    CutFigures,
-    Pays,
-    PointFigures,
-    Speculated,
-    depth_ranges,
-)
+from trimtab.levers.speculation_depths import PointFigures, depth_ranges
+from trimtab.levers.speculation_found import CutFigures, Pays, Speculated
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import predict
 
@@ -138,7 +132,7 @@ def choice_rows(found: Speculated) -> list[tuple[str, ...]]:
             f"{one.loss:.1%}",
             "\u2713 holds" if one.holds else "\u2715 does not",
         )
-        for one in found.choices
+        for one in found.plan.choices
     ]
 
 
@@ -170,10 +164,8 @@ def speculation_words(speculation: Speculation) -> str:
 def summary_words(found: Speculated) -> tuple[str, ...]:
     """Say what the tables come to."""
     inside, points = found.within
-    depths = ", ".join(f"{one.depth or 'none'} at {one.batch}" for one in found.choices)
-    rows = ", ".join(
-        f"[{low}, {high}, {depth}]" for low, high, depth in depth_ranges(found.choices)
-    )
+    depths = ", ".join(f"{one.depth or 'none'} at {one.batch}" for one in found.plan.choices)
+    rows = ", ".join(f"[{low}, {high}, {depth}]" for low, high, depth in depth_ranges(found.plan))
     schema = {
         None: "answers bound to a schema: not measured, so left out",
         True: "answers bound to a schema: as valid with drafts as without",
@@ -181,7 +173,8 @@ def summary_words(found: Speculated) -> tuple[str, ...]:
     }[found.schema_combinable]
     return (
         speculation_words(found.speculation),
-        f"break-even {even_words(found.break_even)}",
+        f"break-even {found.plan.break_even.told}; of drafts of {found.speculation.draft_tokens_max} tokens at every "
+        f"batch {found.plan.alone.told}",
         f"depth by batch: {depths}; as rows of from, to, depth: {rows}",
         f"predicted within 15%: {inside} of {points} points",
         schema,

@@ -160,12 +160,13 @@ TEMPERATURES = (temperature_bucket(0.0), temperature_bucket(1.0))
 """Greedy and sampled: acceptance falls with temperature by design, so each is watched for itself."""
 
 
-def triggers_of(table: SpeculationTable) -> tuple[TriggerSpec, ...]:
+def triggers_of(table: SpeculationTable, *, off_at: float | None = None) -> tuple[TriggerSpec, ...]:
     """Return the triggers: batch, net TPOT, acceptance and coverage; what drafts do, by temperature as well.
 
     So without a cut the signals of drafts are those of the temperature that does best (`rollout.signals`).
+    `off_at`: the batch above which it goes off, where more than the table tells of it.
     """
-    off_at = off_batch(table)
+    off_at = off_batch(table) if off_at is None else off_at
     return (
         TriggerSpec(
             name="batch-over-break-even",

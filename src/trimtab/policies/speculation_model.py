@@ -1,17 +1,16 @@
-"""When drafting pays: what a step costs by batch and by what it verifies, and the depth with most tokens per time.
+"""When drafting pays: what a step costs by batch and by what it verifies, which gives tokens per time.
 
 Law, for `batch` streams that draft in a part `p` of their steps, `L` tokens a draft:
 
     step_ms(batch, p, L) = sum over x of Binomial(batch, p)(x) * ms(batch, x * L / batch)
     tokens per second    = 1000 * batch * tokens_per_step / step_ms
-    depth                = argmax over the depths, 0 (no drafts at all) among them
 
 `ms(batch, d)` is measured: `batch` streams in step, each verifying `d` drafted tokens in the mean; straight lines
 between the measured points, the last one going on beyond them. Two lines are kept apart: steps of an engine that cannot
 draft, and steps of one that can and drafts nothing ("off inside the engine"), which pays for looking.
 
 Break-even: the batch from which on aggregate tokens per second with drafts are no more than without, at equal batch; of
-the interval of each measured ratio comes the interval of the break-even.
+the interval of each ratio comes the interval of the break-even. `levers.speculation_depths` makes the ratios.
 
 Failure modes: streams are taken to draft independently, so copies of one request in lock step are costlier than told;
 what a step costs grows with the context, so it holds for contexts like those it was measured with.
@@ -20,7 +19,7 @@ Source: Liu et al., "Optimizing Speculative Decoding for Serving Large Language 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -111,15 +110,6 @@ def predict(times: StepTimes, batch: int, depth: int, counts: DraftCounts) -> Pr
     )
 
 
-def best_depth(times: StepTimes, batch: int, by_depth: Mapping[int, DraftCounts]) -> Predicted:
-    """Return the depth with most tokens per second; of equals the shallowest, so that 0 needs no reason."""
-    every = [
-        predict(times, batch, DEPTH_OFF, DraftCounts()),
-        *(predict(times, batch, depth, counts) for depth, counts in sorted(by_depth.items())),
-    ]
-    return max(every, key=lambda one: (one.tokens_per_s, -one.depth))
-
-
 class MeasuredRatio(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per second with drafts over without at one batch, with its interval where there is one."""
 
@@ -141,9 +131,19 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     measured_to: int
 
+    @property
+    def told(self) -> str:
+        """It in words, with its range."""
+        if self.batch is None:
+            words = f"not reached up to batch {self.measured_to} measured"
+            return words if self.low is None else f"{words}, may lie as low as {self.low:.1f} (95%)"
+        high = f"over {self.measured_to}" if self.high is None else f"{self.high:.1f}"
+        at = "no gain at the smallest batch" if self.batch == 0.0 else f"{self.batch:.1f} streams"
+        return f"{at} [{self.low or 0.0:.1f}, {high}]"
+
 
 def break_even(ratios: Sequence[MeasuredRatio]) -> BreakEven:
-    """Find the break-even among the measured batches; raises `ValueError` without any.
+    """Find the break-even among the batches of some ratios; raises `ValueError` without any.
 
     Bounds need an interval at every batch; without one they are unknown and told as the widest: 0 and None.
     """

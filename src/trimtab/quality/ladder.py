@@ -225,8 +225,9 @@ def choose(results: Sequence[RungResult], *, kv_binds: bool) -> RungChoice:
     original = results[0].rung.label
     able = [one for one in results if _can_be_chosen(one, kv_binds)]
     best: RungResult | None = None
+    bar = bar_of(results[0])
     for one in sorted(able, key=lambda each: -each.bits_per_weight):
-        if _is_better(one, best):
+        if _is_better(one, best, bar):
             best = one
     if best is None or best.speed is None or best.speed.score.interval is None:
         return RungChoice(rung=original, because=_nothing_words(results, able))
@@ -253,7 +254,17 @@ def _can_be_chosen(one: RungResult, kv_binds: bool) -> bool:
     return one.elsewhere is Verdict.PASS and told == {Verdict.PASS, Verdict.FAIL}
 
 
-def _is_better(one: RungResult, best: RungResult | None) -> bool:
+def bar_of(original: RungResult) -> float:
+    """Return what a rung's whole interval must lie below to be faster and cheaper, as a part of the original's.
+
+    1, unless the original came out faster than itself beyond noise: then its arms are not alike, and what that may
+    amount to is no gain of any rung.
+    """
+    found = None if original.speed is None else original.speed.score.interval
+    return found.low if found is not None and found.high < 1.0 else 1.0
+
+
+def _is_better(one: RungResult, best: RungResult | None, bar: float) -> bool:
     """Whether a rung with fewer bits is told apart from the best so far, and from the original.
 
     A rung of another KV precision is only asked where KV binds.
@@ -261,7 +272,7 @@ def _is_better(one: RungResult, best: RungResult | None) -> bool:
     if one.speed is None or one.speed.score.interval is None or one.speed.score.ratio is None:
         return False
     if best is None and not one.rung.lowers_kv:
-        return one.speed.score.interval.high < 1.0
+        return one.speed.score.interval.high < bar
     if best is None:
         return one.speed.score.interval.low <= 1.0
     assert best.speed is not None

@@ -28,6 +28,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Revision
 from trimtab.core.types import RolloutState, Technique
+from trimtab.engines.kv_types import kv_type_problem
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
 from trimtab.rollout.kept_weights import check_kept
@@ -144,6 +145,8 @@ def _changed(change: RevisionChange, baseline: Revision, known: Known) -> Revisi
         name: value for name, value in msgspec.structs.asdict(change).items() if value is not None
     }
     del changes["keep"]
+    if change.kv_type and (problem := kv_type_problem(baseline.engine, change.kv_type)):
+        raise LeverRecordError(f"$.revision.kv_type: {problem}")
     if change.keep and change.model is None:
         raise LeverRecordError("$.revision.keep is about another artifact: name it as `model`")
     if change.model is not None:

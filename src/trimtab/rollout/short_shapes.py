@@ -106,11 +106,12 @@ class RevisionChange(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `model`: path of another artifact, such as the same model at another precision. `keep`: weights of it that must not
     be lowered, whole names or `re:` and a pattern; refused where one matches nothing or is held in fewer bits.
+    `kv_type`: one that the baseline's engine can hold (`engines.kv_types`).
     """
 
     model: _TEXT | None = None
     keep: tuple[_TEXT, ...] = ()
-    kv_type: Annotated[str, Meta(pattern="^(f16|bf16|q8_0|q4_0)$")] | None = None
+    kv_type: _TEXT | None = None
     chunk_tokens: Annotated[int, Meta(ge=32, le=65_536)] | None = None
     slots: Annotated[int, Meta(ge=1, le=256)] | None = None
     context_tokens: Annotated[int, Meta(ge=256, le=1_048_576)] | None = None

@@ -9,9 +9,11 @@ from trimtab.core.gate import Metric
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
+from trimtab.engines import vllm
 from trimtab.rollout.short_record import Known
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.model import check_model, find_model
+from trimtab.runtime.model_folder import find_folder
 from trimtab.runtime.supervisor import System
 
 NOT_OURS: Final = "the servers are somebody else's, and their processes cannot be read"
@@ -31,7 +33,7 @@ def known_of(system: System) -> Known:
         price_per_replica_hour=levers.price_per_replica_hour,
         not_combinable=pairs,
         peak_concurrency=lambda last_s: _busiest(system, last_s),
-        find_model=_find_model,
+        find_model=lambda path: _find_model(path, system.baseline.engine),
         weights_of=_weights_of,
         hide=lambda cut: hidden(cut, system.secret.digest),
     )
@@ -42,9 +44,10 @@ def _busiest(system: System, last_s: float) -> int | None:
         return reader.busiest(system.clock.wall_s() - last_s)
 
 
-def _find_model(path: str) -> Model:
+def _find_model(path: str, engine: str) -> Model:
+    """Return an artifact: a folder of weights where the fleet runs vLLM, else a GGUF file."""
     try:
-        return find_model(path)
+        return find_folder(path) if engine == vllm.NAME else find_model(path)
     except LaunchError as error:
         raise LeverRecordError(f"$.revision.model: {error}") from error
 

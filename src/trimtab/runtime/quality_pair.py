@@ -1,4 +1,4 @@
-"""A rung measured beside the original: both run, each meets the same texts, and their speed is taken in turns."""
+"""A rung held against the original in quality: both run, and each meets the same texts and beginnings."""
 
 import asyncio
 import itertools
@@ -9,27 +9,12 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from trimtab.quality.ladder import Ratio, Speed, ratio_of
 from trimtab.quality.loss import LossBlock, TextScore, blocks_of, cuts_of
 from trimtab.quality.paired import Direction, Margin, PairedResult, compare, family_level
-from trimtab.runtime.asked_arm import ArmError
-from trimtab.runtime.load import run_load
-from trimtab.runtime.load_result import LoadResult
 from trimtab.runtime.quality_arm import QualityArm, Window
-from trimtab.workloads.steady import Steady, steady
 
-SPEED_INPUT_TOKENS: Final = 96
-SPEED_OUTPUT_TOKENS: Final = 24
 CONNECTIONS_MAX: Final = 8
 POSITION_EDGES: Final = (256, 1024, 4096)
-
-
-class SpeedRound(msgspec.Struct, frozen=True):
-    """One arm in one round: milliseconds of a lone stream, output tokens per second by concurrency."""
-
-    ttft_ms: float
-    tpot_ms: float
-    tokens_per_s: dict[int, float]
 
 
 async def scored(arm: QualityArm, windows: Sequence[Window]) -> tuple[TextScore, ...]:
@@ -59,78 +44,6 @@ def _losses(blocks: Sequence[LossBlock], holds: Callable[[LossBlock], bool]) -> 
 def loss_margin(nats: float) -> Margin:
     """Return the margin on log loss."""
     return Margin(value=nats, unit="nats a token", direction=Direction.LOWER_IS_BETTER)
-
-
-async def speed_of(
-    base_url: str,
-    rung_url: str,
-    *,
-    rounds: int,
-    concurrencies: Sequence[int],
-    seed: int = 0,
-) -> Speed:
-    """Measure both in turn, `rounds` times; who goes first alternates. Raises `ArmError`.
-
-    `seed`: another one for each rung, or the original would have its prompts in its cache and the rung would not.
-    """
-    seen: dict[str, list[SpeedRound]] = {base_url: [], rung_url: []}
-    # The first round is not kept: engines allocate in it.
-    for turn in range(rounds + 1):
-        order = (base_url, rung_url) if turn % 2 else (rung_url, base_url)
-        for url in order:
-            found = await _speed_round(url, seed=seed + turn + 1, concurrencies=concurrencies)
-            if turn:
-                seen[url].append(found)
-    return _speed(seen[base_url], seen[rung_url], concurrencies)
-
-
-async def _speed_round(url: str, *, seed: int, concurrencies: Sequence[int]) -> SpeedRound:
-    alone = (await _steady(url, 1, seed)).requests[0]
-    if alone.ttft_ms is None or alone.tpot_ms is None:
-        raise ArmError(f"{url} gave no latency: status {alone.status} {alone.error or ''}")
-    rates: dict[int, float] = {}
-    for streams in concurrencies:
-        found = await _steady(url, streams, seed)
-        rate = found.summary.output_tokens_per_s
-        if not rate or found.summary.errors:
-            raise ArmError(f"{url} failed at {streams} streams: {found.summary.errors}")
-        rates[streams] = rate
-        await asyncio.sleep(0)
-    return SpeedRound(alone.ttft_ms, alone.tpot_ms, rates)
-
-
-async def _steady(url: str, concurrency: int, seed: int) -> LoadResult:
-    shape = Steady(
-        concurrency=concurrency,
-        input_tokens=SPEED_INPUT_TOKENS,
-        output_tokens=SPEED_OUTPUT_TOKENS,
-        rounds=1,
-        # Both arms meet the same prompts, and no prompt comes twice.
-        seed=1000 * seed + concurrency,
-    )
-    return await run_load(url, steady(shape))
-
-
-def _speed(
-    base: Sequence[SpeedRound], rung: Sequence[SpeedRound], concurrencies: Sequence[int]
-) -> Speed:
-    most = max(concurrencies)
-
-    def score(one: SpeedRound) -> float:
-        return math.sqrt(one.tpot_ms / one.tokens_per_s[most])
-
-    def ratio(value: Callable[[SpeedRound], float]) -> Ratio:
-        return ratio_of([value(one) for one in base], [value(one) for one in rung])
-
-    return Speed(
-        ttft_ms=ratio(lambda one: one.ttft_ms),
-        tpot_ms=ratio(lambda one: one.tpot_ms),
-        tokens_per_s={
-            streams: ratio(lambda one, streams=streams: one.tokens_per_s[streams])  # type: ignore[misc]
-            for streams in concurrencies
-        },
-        score=ratio(score),
-    )
 
 
 FREE_TEMPERATURE: Final = 0.7

@@ -13,7 +13,7 @@ import msgspec
 
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.quality.eval_scores import eval_gate, eval_gates, floors_of, kinds_of
-from trimtab.quality.ladder import Rung, RungResult, choose
+from trimtab.quality.ladder import Rung, RungResult, bar_of, choose
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
@@ -29,12 +29,14 @@ from trimtab.quality.rung_results import (
     untried_of,
 )
 from trimtab.quality.sensitivity import Sensitivity
+from trimtab.quality.turns import prompts_used
 from trimtab.runtime import quality_pair as pair
 from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.eval_judge import JudgeError
 from trimtab.runtime.lm_eval import HarnessError
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_evals import answered, check_evals
+from trimtab.runtime.quality_speed import speed_of
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_models_text
 from trimtab.runtime.quantize_engine import LadderEngine, OriginalArm, Progress, RungError
@@ -115,7 +117,7 @@ class Quantizer:
         confirmation = None
         if self._ask.confirm and not chosen.rung.is_original:
             self._say(f"{chosen.rung.label}, once more", 0.92)
-            confirmation = await self._confirm(original, chosen, found)
+            confirmation = await self._confirm(original, chosen, found, bar_of(results[0]))
         holds = confirmation is None or confirmation.holds
         artifact = await self._artifact(chosen, found) if holds else None
         await asyncio.to_thread(ended, self._ask)
@@ -261,7 +263,7 @@ class Quantizer:
             heard = await self._heard(original, measured, arm, gates)
             speed = None
             if not measured.rung.quality_only:
-                speed = await pair.speed_of(
+                speed = await speed_of(
                     original.arm.url,
                     arm.url,
                     rounds=self._ask.rounds,
@@ -289,7 +291,7 @@ class Quantizer:
 
     def _next_seed(self) -> int:
         """Return a seed of prompts that no rung of this sitting has met."""
-        self._speed_seed += self._ask.rounds + 1
+        self._speed_seed += prompts_used(self._ask.rounds)
         return self._speed_seed
 
     async def _heard(
@@ -322,14 +324,14 @@ class Quantizer:
         )
 
     async def _confirm(
-        self, original: Original, chosen: RungResult, found: Sensitivity | None
+        self, original: Original, chosen: RungResult, found: Sensitivity | None, bar: float = 1.0
     ) -> Confirmation:
         result = await self._measure(original, chosen.rung, found)
         again = result.speed.score.interval if result.speed else None
         # As it was chosen: fewer bytes of KV count where they bind, unless the rung is shown to be slower.
         by_kv = self._ask.kv_binds and chosen.rung.lowers_kv
         bound = None if again is None else again.low if by_kv else again.high
-        faster = bound is not None and (bound <= 1.0 if by_kv else bound < 1.0)
+        faster = bound is not None and (bound <= 1.0 if by_kv else bound < bar)
         told = (result.verdict, result.kinds, result.elsewhere)
         holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and faster
         words = (

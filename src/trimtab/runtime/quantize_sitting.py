@@ -20,7 +20,7 @@ from trimtab.runtime.quality_pair import Writing
 from trimtab.runtime.quantize_ask import QuantizeAsk
 
 NAME: Final = "walk.json"
-VERSION: Final = 1
+VERSION: Final = 2
 """Raised when rows of an earlier version mean something else."""
 
 

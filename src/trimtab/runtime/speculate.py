@@ -16,8 +16,8 @@ import aiohttp
 
 from trimtab.core.ports import Clock
 from trimtab.core.revision import Revision
+from trimtab.levers.speculation_depths import best_drafting
 from trimtab.levers.speculation_found import Speculated
-from trimtab.policies.speculation_model import best_depth, predict
 from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import baseline_revision, check_model
@@ -127,10 +127,9 @@ class Speculator:
             loop_s=ask.loop_s,
             say=self._part(0.4, 0.8),
         )
+        points = points_of(loops, times, chosen.counts, ask.measured_batches)
         # Where none is best, the next one still shows what it would do to each kind of traffic.
-        depth = best_depth(times, ask.batch, chosen.counts).depth or min(
-            chosen.counts, key=lambda k: predict(times, ask.batch, k, chosen.counts[k]).tpot_ms
-        )
+        depth = best_drafting(points, ask.batch)
         await stage.idle(arms[depth])
         await stage.spread(off, arms[depth], range(len(asked)))
         pairs = await run_pairs(
@@ -141,7 +140,7 @@ class Speculator:
             off_inside=off_inside,
             chosen=chosen,
             loops=loops,
-            points=points_of(loops, times, chosen.counts, ask.measured_batches),
+            points=points,
             depth=depth,
             pairs=pairs,
         )

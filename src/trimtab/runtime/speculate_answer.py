@@ -8,18 +8,16 @@ import msgspec
 from trimtab.core.cost import SpeculationTable, StepPoint
 from trimtab.core.revision import Revision, Speculation, SpeculationMethod
 from trimtab.core.types import Constraint
+from trimtab.levers.speculation_depths import PointFigures, plan_depths
 from trimtab.levers.speculation_found import (
     CutFigures,
-    PointFigures,
     Speculated,
-    choose_by_batch,
     gaining_labels,
-    ratios_of,
     schema_combinable,
     verdict,
 )
 from trimtab.policies.ngram_drafts import DraftCounts
-from trimtab.policies.speculation_model import StepTimes, break_even, predict
+from trimtab.policies.speculation_model import StepTimes, predict
 from trimtab.quality.ladder import Ratio
 from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.speculate_ask import MATCHES, SpeculateAsk
@@ -133,13 +131,14 @@ def answer_of(
     match = speculation.match_tokens or 0
     cuts = cuts_of(measured.pairs, match, depth)
     gaining, greedy_only = gaining_labels(cuts)
-    choices = choose_by_batch(measured.points)
-    nearest = min(choices, key=lambda one: abs(one.batch - ask.batch))
-    even = break_even(ratios_of(measured.points, depth))
+    plan = plan_depths(measured.points, depth)
+    nearest = min(plan.choices, key=lambda one: abs(one.batch - ask.batch))
     point = next(
         (one for one in measured.points if (one.batch, one.depth) == (nearest.batch, depth)), None
     )
-    pays, because = verdict(nearest, point, gaining, even)
+    pays, because = verdict(
+        nearest, point, gaining, plan.break_even if nearest.depth == 0 else plan.alone
+    )
     drafted = drafted_by_rule(measured.pairs, match, depth)
     return Speculated(
         engine=f"{revision.engine}/{revision.engine_version}",
@@ -156,8 +155,7 @@ def answer_of(
         steps=measured.times,
         off_inside=measured.off_inside,
         points=measured.points,
-        choices=choices,
-        break_even=even,
+        plan=plan,
         table=table_of(measured, ask),
         cuts=cuts,
         repetition=cuts_of(measured.pairs, match, depth, by_repetition=True),

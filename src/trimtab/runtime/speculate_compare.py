@@ -7,7 +7,8 @@ import msgspec
 
 from trimtab.core.revision import Speculation
 from trimtab.engines.llamacpp_decode import Decoded
-from trimtab.levers.speculation_found import CutFigures, PointFigures, judge_cut
+from trimtab.levers.speculation_depths import PointFigures
+from trimtab.levers.speculation_found import CutFigures, judge_cut
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import StepTimes, predict
 from trimtab.quality.ladder import ratio_of

@@ -13,7 +13,7 @@ from trimtab.engines.gguf_tensors import Group, TensorKind
 from trimtab.interfaces.quantize_html import held_rows, page
 from trimtab.interfaces.quantize_lever import floor_words, lever_record, scores
 from trimtab.interfaces.quantize_picture import figures_of, quality_picture
-from trimtab.interfaces.quantize_view import rows_of
+from trimtab.interfaces.quantize_view import noise_floor_words, rows_of
 from trimtab.quality.eval_scores import EvalAnswer, EvalOutcome
 from trimtab.quality.ladder import Ratio, Rung, RungChoice, RungResult, Speed, Stage
 from trimtab.quality.paired import Direction, Margin, PairedResult
@@ -194,7 +194,7 @@ def test_table_and_page_tell_every_rung_and_gate() -> None:
     """Each number with its interval; the chosen rung is marked; nothing is fetched from elsewhere."""
     answer = found(result("q8_0", 0.7, BOTH))
     rows = rows_of(answer)
-    assert [row[0] for row in rows] == ["f16", "q8_0 \u2190"]
+    assert [row[0] for row in rows] == ["f16, beside itself", "q8_0 \u2190"]
     assert "n=16" in rows[1][6]
     shown = page(answer)
     assert shown.count("log loss, code") >= 2
@@ -243,3 +243,25 @@ def test_record_for_vllm_says_how_its_servers_are_started() -> None:
     folder = Path("out/m w8a8").resolve()
     assert f"trimtab engine vllm --model '{folder}' --kv-dtype fp8" in text
     assert tomllib.loads(text)["revision"]["kv_type"] == "fp8"
+
+
+def test_original_beside_itself_is_shown_as_the_noise_floor() -> None:
+    """Its own line has its intervals, and words say that a rung inside them is no faster."""
+    walk = found(result("q8", 0.8, BOTH))
+    assert [row[0] for row in rows_of(walk)] == ["f16, beside itself", "q8 \u2190"]
+    floor = noise_floor_words(walk)[0]
+    assert "f16 beside itself in 4 rounds" in floor
+    assert "TPOT 1.00 [0.98, 1.02]" in floor
+    assert floor in page(walk)
+
+
+def test_original_that_differs_from_itself_is_said_to() -> None:
+    """Then its two arms are not alike, and such a difference is no rung's gain."""
+    biased = result("f16", 0.92, BOTH)
+    walk = msgspec.structs.replace(
+        found(result("q8", 0.8, BOTH)), results=(biased, result("q8", 0.8, BOTH))
+    )
+    assert "differs from itself beyond noise" in noise_floor_words(walk)[1]
+    assert "TPOT" in noise_floor_words(walk)[1]
+    unmeasured = msgspec.structs.replace(biased, speed=None)
+    assert noise_floor_words(msgspec.structs.replace(walk, results=(unmeasured,))) == ()

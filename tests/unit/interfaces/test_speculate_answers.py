@@ -13,7 +13,7 @@ from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.core.types import Technique
 from trimtab.interfaces.speculate_cli import _Numbers
 from trimtab.interfaces.speculate_html import page
-from trimtab.interfaces.speculate_lever import even_words, lever_record
+from trimtab.interfaces.speculate_lever import lever_record, off_at
 from trimtab.interfaces.speculate_view import cut_rows, point_rows, summary_words
 from trimtab.levers.speculation_found import Speculated
 from trimtab.policies.speculation_model import BreakEven
@@ -63,7 +63,8 @@ def test_record_watches_the_break_even_and_drafts_by_temperature(paying: Specula
     triggers = parse_record(text, source="lever.toml").triggers
     batch = next(one for one in triggers if one.name == "batch-over-break-even")
     assert batch.on_at is not None
-    assert batch.on_at < batch.off_at
+    assert batch.on_at < batch.off_at == off_at(paying)
+    assert f"at most {off_at(paying):.1f} streams" in parse_record(text, source="").condition
     assert any(one.action is TriggerAction.DISABLE_CUT for one in triggers)
 
 
@@ -144,7 +145,7 @@ def test_rows_tell_n_and_intervals(paying: Speculated) -> None:
 def test_summary_says_the_depth_of_every_batch(paying: Speculated) -> None:
     """And how many points were predicted well."""
     words = "\n".join(summary_words(paying))
-    assert all(f"at {one.batch}" in words for one in paying.choices)
+    assert all(f"at {one.batch}" in words for one in paying.plan.choices)
     assert f"of {len(paying.points)} points" in words
 
 
@@ -153,12 +154,23 @@ def test_summary_says_the_depth_of_every_batch(paying: Speculated) -> None:
     [
         (BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=32), "5.0 streams [4.0, 7.0]"),
         (BreakEven(batch=5.0, low=4.0, high=None, measured_to=32), "5.0 streams [4.0, over 32]"),
-        (BreakEven(batch=None, low=None, high=None, measured_to=32), "above the 32 streams"),
+        (
+            BreakEven(batch=None, low=None, high=None, measured_to=32),
+            "not reached up to batch 32 measured",
+        ),
+        (
+            BreakEven(batch=None, low=5.0, high=None, measured_to=32),
+            "not reached up to batch 32 measured, may lie as low as 5.0 (95%)",
+        ),
+        (
+            BreakEven(batch=0.0, low=0.0, high=7.0, measured_to=32),
+            "no gain at the smallest batch [0.0, 7.0]",
+        ),
     ],
 )
 def test_break_even_is_said_with_its_bounds(even: BreakEven, words: str) -> None:
     """Not found within what was measured is said so."""
-    assert words in even_words(even)
+    assert words == even.told
 
 
 def test_lists_of_numbers_are_sorted_and_within_bounds() -> None:

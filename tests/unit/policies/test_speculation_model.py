@@ -7,7 +7,6 @@ from trimtab.policies.speculation_model import (
     MeasuredRatio,
     StepMeasured,
     StepTimes,
-    best_depth,
     break_even,
     on_line,
     predict,
@@ -53,23 +52,31 @@ def test_step_that_drafts_nothing_costs_what_looking_costs() -> None:
     assert predict(times(looking=0.5), 4, 0, nothing).step_ms == pytest.approx(14.0)
 
 
+def best(batch: int, by_depth: dict[int, DraftCounts]) -> int:
+    """The depth of most predicted tokens per second; 0 of equals."""
+    every = [
+        predict(times(), batch, depth, of) for depth, of in {0: counts(0, ()), **by_depth}.items()
+    ]
+    return max(every, key=lambda one: (one.tokens_per_s, -one.depth)).depth
+
+
 def test_depth_is_the_one_with_most_tokens_per_time() -> None:
     """Acceptance that falls fast makes the deeper draft a loss."""
     by_depth = {4: counts(10, (9, 8, 7, 6)), 8: counts(10, (9, 8, 7, 6, 0, 0, 0, 0))}
-    assert best_depth(times(), 1, by_depth).depth == 4
+    assert best(1, by_depth) == 4
 
 
 def test_depth_is_none_where_nothing_is_accepted() -> None:
     """Zero is allowed: with every draft refused no depth is worth its step."""
     by_depth = {4: counts(10, (0, 0, 0, 0))}
-    assert best_depth(times(), 1, by_depth).depth == 0
+    assert best(1, by_depth) == 0
 
 
 def test_depth_goes_to_none_as_the_batch_grows() -> None:
     """What one stream gains, sixteen lose: their step is computing already."""
     by_depth = {4: counts(10, (7, 6, 5, 4))}
-    assert best_depth(times(), 1, by_depth).depth == 4
-    assert best_depth(times(), 16, by_depth).depth == 0
+    assert best(1, by_depth) == 4
+    assert best(16, by_depth) == 0
 
 
 def test_rate_and_time_per_token_are_of_the_same_step() -> None:

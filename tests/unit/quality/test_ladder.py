@@ -239,3 +239,14 @@ def test_ratio_is_of_rounds_in_pairs() -> None:
     assert found.ratio == pytest.approx(0.5)
     assert found.interval is not None
     assert math.isclose(found.interval.low, found.interval.high)
+
+
+def test_rung_no_faster_than_the_original_beside_itself_is_not_chosen() -> None:
+    """Where the original beside itself is shown to differ, so much is no gain of a rung."""
+    biased = result("f16", 16, 0.92, BOTH_PASS)
+    near, far = result("near", 9, 0.91, BOTH_PASS), result("far", 8, 0.8, BOTH_PASS)
+    assert choose([ORIGINAL, near], kv_binds=False).rung == "near"
+    assert choose([biased, near], kv_binds=False).rung == "f16"
+    assert choose([biased, near, far], kv_binds=False).rung == "far"
+    slower = result("f16", 16, 1.1, BOTH_PASS)
+    assert choose([slower, near], kv_binds=False).rung == "near"

@@ -16,7 +16,7 @@ from trimtab.core.lever import (
     QualityExposure,
     check_record,
 )
-from trimtab.core.revision import Model
+from trimtab.core.revision import Model, Revision
 from trimtab.core.types import Mode, RolloutState
 from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import Known, complete, parse_cut, parse_record
@@ -354,3 +354,57 @@ def test_peak_that_nobody_recorded_is_refused() -> None:
     said = refused(text)
     assert "$.ramp.peak_concurrency: no request of the last peak cycle" in said
     assert "the ledger does not reach back so far (ledger.keep_events)" in said
+
+
+VLLM = REVISION.replace(engine="vllm", engine_version="0.32.0", kv_type="unknown")
+LOSSY_KV = CHUNK.replace("chunk_tokens = 128", 'kv_type = "{kv}"').replace(
+    'owner = "ada"', 'owner = "ada"\nquality_gate = "paired items within noise"'
+)
+
+
+def with_kv(kv_type: str, baseline: Revision) -> LeverRecord:
+    """A record that lowers KV, in a fleet of some engine."""
+    short = parse_record(LOSSY_KV.replace("{kv}", kv_type), source="lever.toml")
+    return complete(short, baseline=baseline, now_s=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "kv_type"),
+    [
+        (VLLM, "fp8"),
+        (VLLM, "fp8_e4m3"),
+        (VLLM, "fp8_e5m2"),
+        (VLLM, "auto"),
+        (VLLM.replace(engine="sglang"), "fp8_e5m2"),
+        (REVISION, "q8_0"),
+        (REVISION, "q4_0"),
+    ],
+)
+def test_kv_type_that_the_engine_of_the_fleet_can_hold_is_taken(
+    baseline: Revision, kv_type: str
+) -> None:
+    """Each engine has names of its own for its KV precisions."""
+    record = with_kv(kv_type, baseline)
+    assert record.revision is not None
+    assert record.revision.kv_type == kv_type
+
+
+@pytest.mark.parametrize(
+    ("baseline", "kv_type", "words"),
+    [
+        (VLLM, "q8_0", "vllm does not hold its KV cache in 'q8_0': use one of auto, fp8, fp8_e4m3"),
+        (REVISION, "fp8", "llamacpp does not hold its KV cache in 'fp8': use one of f16, bf16"),
+        (VLLM, "int8_per_token_head", "without a word and answers with garbage"),
+        (VLLM, "fp8_per_token_head", "without a word and answers with garbage"),
+        (VLLM, "turboquant_4bit_nc", "garbage (seen on CPUs): use one of auto, fp8"),
+        (VLLM.replace(engine="unknown"), "fp8", "is known of llamacpp, sglang, vllm"),
+    ],
+)
+def test_kv_type_that_the_engine_cannot_hold_is_refused_with_its_choices(
+    baseline: Revision, kv_type: str, words: str
+) -> None:
+    """Also one that would start without a word; the key is named."""
+    with pytest.raises(LeverRecordError) as error:
+        with_kv(kv_type, baseline)
+    assert str(error.value).startswith("$.revision.kv_type: ")
+    assert words in str(error.value)

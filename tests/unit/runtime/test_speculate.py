@@ -42,21 +42,21 @@ def test_prediction_is_what_the_law_gives() -> None:
     found = find(FakeStage(), ask_of())
     assert found.within == (len(found.points), len(found.points))
     assert max(abs(one.error) for one in found.points) < 0.03
-    assert all(one.holds for one in found.choices)
+    assert all(one.holds for one in found.plan.choices)
 
 
 def test_drafting_stays_off_where_every_token_costs_a_whole_step() -> None:
     """Verification as dear as decoding: no depth beats none, and nothing is claimed."""
     found = find(FakeStage(Law(base=0.1, token=10.0, looking=1.0)), ask_of())
     assert not found.pays
-    assert found.choices[0].depth == 0
+    assert found.plan.choices[0].depth == 0
     assert "no depth" in found.because
 
 
 def test_break_even_lies_where_computing_takes_over() -> None:
     """It pays alone and no more with eight streams; the break-even is between, within its bounds."""
     found = find(FakeStage(Law(base=10.0, token=2.0), say=stumble), ask_of(depths=(8,)))
-    even = found.break_even
+    even = found.plan.break_even
     assert even.batch is not None
     assert 1.0 < even.batch < 8.0
     assert even.low is not None
@@ -68,7 +68,7 @@ def test_above_the_break_even_it_is_off() -> None:
     """Asked about eight streams, the answer is that it stays off."""
     found = find(FakeStage(Law(base=10.0, token=2.0), say=stumble), ask_of(depths=(8,), batch=8))
     assert not found.pays
-    assert {one.batch: one.depth for one in found.choices}[8] == 0
+    assert {one.batch: one.depth for one in found.plan.choices}[8] == 0
 
 
 def test_answers_that_drafts_break_keep_their_constraint_out() -> None:
