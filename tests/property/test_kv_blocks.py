@@ -15,7 +15,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("ab"), DOES, PROMPTS), max_size=30)
 def test_held_tokens_are_those_of_a_plain_model(
     steps: list[tuple[str, str, tuple[int, ...]]], asked: tuple[int, ...]
 ) -> None:
-    """Prompts are stored whole and lose their last block, on two replicas that come and go; a lookup finds what is left."""
+    """Prompts are stored whole and lose their last block, on two replicas that come and go; lookups find what is left."""
     known, model = KvBlocks(), {"a": set[tuple[int, ...]](), "b": set[tuple[int, ...]]()}
     sequences = {"a": 0, "b": 0}
     names: dict[tuple[int, ...], int] = {}
@@ -58,7 +58,7 @@ def test_held_tokens_are_those_of_a_plain_model(
 
 
 def test_replica_that_left_makes_room_for_the_next_one() -> None:
-    """However many come and go, as many bits are used as there were at once, and a new one holds nothing of old ones."""
+    """However many come and go, as many bits are used as there were at once, and a new one holds nothing of others."""
     known = KvBlocks()
     stored = KvStored(blocks=(1,), parent=None, tokens=(1, 2), block_tokens=SIZE, extras=(b"",))
     for number in range(5):
