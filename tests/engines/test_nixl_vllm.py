@@ -248,7 +248,7 @@ async def fetched(
 STOPPED_S = 1.0
 """How long a fetch waits for a prefill server that stands still before that is killed: a fetch takes milliseconds."""
 
-FETCH_S = 45.0
+FETCH_S = 30.0
 """How long an answer to a fetch is waited for. vLLM 0.32 may never notice that the server it fetches from has died.
 
 Then the request stays where it is, with its blocks, until the decode server starts anew; others are served. The gateway
@@ -291,7 +291,7 @@ async def test_killed_prefill_server_costs_time_and_no_answer(
 ) -> None:
     """Killed while parcels are fetched: the right text, one clean error or nothing, and never another text.
 
-    After that one is fetched: it is refused, if the engine notices.
+    After that, where the engine noticed, one is fetched: it is refused.
 
     Killed before: nothing is sent ahead, and the text is the same.
     """
@@ -310,29 +310,30 @@ async def test_killed_prefill_server_costs_time_and_no_answer(
                 for stream in (False, True)
             ]
             broken = await killed_while_fetched(transfer, servers, parcels[2:], during)
-            refused = await asyncio.gather(
-                *(
-                    fetched_in_time(transfer, servers.decode, parcel, {**what, "stream": stream})
-                    for parcel, stream in zip(parcels[:2], (False, True), strict=True)
-                )
-            )
+            hangs = UNANSWERED in broken
+            refused = [
+                await fetched(transfer, servers.decode, parcel, {**what, "stream": stream})
+                for parcel, stream in zip(parcels[:2], (False, True), strict=True)
+                if not hangs
+            ]
             through = await pair.post(PATH, what)
             await pair.records()
             told, left = pair.told, pair.left_over
     finally:
         await upstream.close()
+    kv_used = await until_kv_is_free(url)
     for status, answer in broken:
         is_right = (status, text_of(answer)) == (200, text_of(right))
         is_error = (status >= 500 or b'"error"' in answer) and text_of(answer) == ""
         assert is_right or is_error or (status, answer) == UNANSWERED, (status, answer[:400])
-    hangs = UNANSWERED in (*broken, *refused)
-    # In a stream the refusal comes as an event, after a status of 200.
-    assert refused[0] == UNANSWERED or refused[0][0] >= 500
-    assert refused[1] == UNANSWERED or b'"error"' in refused[1][1]
-    assert text_of(refused[1][1]) == ""
+    if not hangs:
+        # In a stream the refusal comes as an event, after a status of 200.
+        assert refused[0][0] >= 500
+        assert b'"error"' in refused[1][1]
+        assert text_of(refused[1][1]) == ""
+        assert kv_used == 0.0
     assert (through[0], text_of(through[1])) == (200, text_of(local))
     assert {(one.outcome, one.cause) for one in told} <= {
         (HandOverOutcome.FAILED, HandOverCause.PREFILL_UNREACHABLE)
     }
     assert left == NOTHING
-    assert hangs or await until_kv_is_free(url) == 0.0
