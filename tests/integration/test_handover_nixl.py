@@ -337,12 +337,21 @@ async def test_fetch_from_a_server_that_died_is_not_waited_for_longer_than_a_tra
     assert (found.decode.computed_tokens, left) == (WORDS, NOTHING)
 
 
-async def test_slow_fetch_from_a_server_that_lives_is_waited_for(tmp_path: Path) -> None:
-    """What is slow may be the decode side itself, which asking it again would only make worse."""
+@pytest.mark.parametrize("stream", [True, False])
+async def test_slow_fetch_from_a_server_that_lives_is_waited_for(
+    tmp_path: Path, stream: bool
+) -> None:
+    """What is slow may be the decode side itself, which asking it again would only make worse.
+
+    An answer in one piece does not tell when its KV came: a server that stops later costs nothing.
+    """
     async with made(tmp_path, settings={"transfer_timeout_s": 0.1}) as found:
         found.decode.fetch_fault = "hang"
-        asking = asyncio.create_task(found.ask("w"))
+        asking = asyncio.create_task(found.ask("w", stream=stream))
         await until(lambda: found.decode.waiting == 1)
+        await asyncio.sleep(0.4)
+        await found.prefill.stop()
+        await until(lambda: not state(found.pair, PREFILL))
         await asyncio.sleep(0.4)
         found.decode.may_fetch.set()
         answer = await asking

@@ -15,7 +15,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("ab"), DOES, PROMPTS), max_size=30)
 def test_held_tokens_are_those_of_a_plain_model(
     steps: list[tuple[str, str, tuple[int, ...]]], asked: tuple[int, ...]
 ) -> None:
-    """Prompts are stored whole and lose their last block, on two replicas that come and go; lookups find what is left."""
+    """Prompts are stored whole, lose their last block, on two replicas that come and go; a lookup finds the rest."""
     known, model = KvBlocks(), {"a": set[tuple[int, ...]](), "b": set[tuple[int, ...]]()}
     sequences = {"a": 0, "b": 0}
     names: dict[tuple[int, ...], int] = {}

@@ -262,6 +262,9 @@ class Router:
         For prompts of token ids it is exact. Of others it says how much the engine holds in all: what the index
         believes beyond that was evicted, the least recently used first, as in the engine.
         """
+        if self.load.replica(replica) is None:
+            # A publisher may be heard before its server joined, and after it left.
+            return KvNews.IN_ORDER
         self._kv_used = True
         news = self.kv.take(replica, batch)
         if news is KvNews.RESTARTED or news is KvNews.CLEARED:

@@ -24,6 +24,7 @@ from trimtab.policies.loadstate import LoadState
 _LOOK_S: Final = 1.0
 """How often is looked whether a prefill side still lives, in seconds."""
 
+_SERVES: Final = frozenset({ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.EJECTED})
 _NOT_TAKEN: Final = frozenset({HandOverCause.DECODE_REFUSED, HandOverCause.DECODE_LOST})
 
 
@@ -194,20 +195,26 @@ def _setup_ms(parcel: Parcel | None, delivery: Delivery | None) -> float | None:
 async def fetched(passage: Passage, load: LoadState, wait_s: float) -> AsyncIterator[None]:
     """Let a decode side that fetches KV by itself wait `wait_s` seconds and no longer for a prefill side that is lost.
 
-    An engine may wait for ever for bytes of a process that has died. One that lives may be slow, and so may the decode
-    side be that answers: their limits are those of every request. Raises `HandOverError` into what is done inside.
+    An engine may wait for ever for bytes of a process that has died. One that still lives after `wait_s` may be slow,
+    and so may the decode side be that answers: their limits are those of every request, and as an answer in one piece
+    does not tell when its KV came, nothing more is looked for then. Raises `HandOverError` into what is done inside.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     timers: list[asyncio.TimerHandle] = []
+    lost = 0
 
     def look() -> None:
+        nonlocal lost
         timers.clear()
         if not passage.is_awaited:
             return
-        if loop.time() - began_s >= wait_s and _is_lost(passage.source, load):
+        # Lost twice in a row: a probe may be missed by a server that is busy.
+        lost = lost + 1 if _is_lost(passage.source, load) else 0
+        is_late = loop.time() - began_s >= wait_s
+        if is_late and lost > 1:
             limit.reschedule(loop.time())
-        else:
+        elif lost or not is_late:
             timers.append(loop.call_later(min(wait_s, _LOOK_S), look))
 
     timers.append(loop.call_later(min(wait_s, _LOOK_S), look))
@@ -227,8 +234,8 @@ async def fetched(passage: Passage, load: LoadState, wait_s: float) -> AsyncIter
 
 
 def _is_lost(source: ReplicaView, load: LoadState) -> bool:
-    """Say whether a replica left, does not serve, or is another process than it was."""
+    """Say whether a replica left, does not serve, or is another process than it was; one left out still serves."""
     now = load.replica(source.id)
-    if now is None or now.state not in {ReplicaState.READY, ReplicaState.DRAINING}:
+    if now is None or now.state not in _SERVES:
         return True
     return now.started_at_s != source.started_at_s

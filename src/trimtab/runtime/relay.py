@@ -189,6 +189,8 @@ class Relay:
                 await self._send(exchange, sent, headers, seen, is_handed=is_handed)
         except (HandOverError, UpstreamBrokenError, UpstreamConnectError) as error:
             away = isinstance(error, UpstreamConnectError) and not error.reachable
+            if exchange.begun and isinstance(error, HandOverError):
+                raise UpstreamBrokenError(str(error)) from error
             if exchange.begun or away or not is_handed:
                 raise
             # What was refused may have been the KV: the decode side gets the request as it came, once.

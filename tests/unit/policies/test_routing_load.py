@@ -196,6 +196,13 @@ def test_kv_events_are_believed_over_the_index_for_token_ids() -> None:
     assert made.kv_exact() == ("a", "b")
 
 
+def test_kv_events_of_a_server_that_is_not_in_the_fleet_are_not_kept() -> None:
+    """Its publisher goes on when it has left."""
+    made = router("a")
+    made.heard("gone", KvBatch(sequence=0, at_s=0.0, rank=0, events=(stored(1, IDS[:32]),)))
+    assert (made.kv_exact(), made.kv.blocks, made.kv.places) == ((), 0, 0)
+
+
 def test_engine_that_says_it_cleared_its_cache_is_forgotten() -> None:
     """All blocks cleared: the index promises nothing of that replica either."""
     made = router("a")
