@@ -8,7 +8,7 @@ are not used: they leave out queueing and scheduling. Measured serving rows that
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -21,7 +21,7 @@ import trimtab
 from trimtab.core.layout import EstimateSource, Layout
 from trimtab.planning.grid_times import Asked, GridTimes, empty_grid
 from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
-from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
+from trimtab.runtime.kernel_asked import EngineAsked, part_engines, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
 from trimtab.runtime.kernel_excerpt import Excerpts, Tables
@@ -45,12 +45,15 @@ from trimtab.runtime.kernel_sdk import (
     held,
     installed,
     is_mixture,
+    names_widths_alone,
     open_tables,
     own_width,
     package_root,
+    specified,
     specs_of_sizes,
     version,
 )
+from trimtab.runtime.kernel_stages import Remembered, Staged, sends_of
 from trimtab.runtime.kernel_wanted import Matrix, wanted_by
 
 _ATTENTIONS: Final = (None, "bfloat16")
@@ -64,10 +67,11 @@ _PARTS: Final = 2
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that the tables hold, and what must be said of it."""
+    """A configuration that the tables hold, and what must be said of it. `spec_of`: the same of another layout."""
 
     compiled: Compiled
     notes: tuple[str, ...]
+    spec_of: Callable[[Layout], str]
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +96,11 @@ class PackageTables:
         self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
         self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._parts: dict[_Key, tuple[Asked, Asked]] = {}
+        self._part_engines: dict[_Key, tuple[Remembered, Remembered]] = {}
+        self._sends: dict[tuple[Serving, str, str, int], Remembered | None] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
+        self._refused: dict[tuple[Widths, str | None, str, str, str, bool], str] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._folders = ConfigFolders()
@@ -196,13 +203,42 @@ class PackageTables:
         if (serving, layout) not in self._parts:
             whole = self._kept(serving, layout, parts=False)
             assert not isinstance(whole, NoTimes)
-            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0])
+            engines = self._engines_of_parts(serving, layout, found.compiled)
+            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0], engines)
         return self._parts[serving, layout][part]
+
+    def _engines_of_parts(
+        self, serving: Serving, layout: Layout, found: Compiled
+    ) -> tuple[Remembered, Remembered]:
+        """Return what a layout's parts are asked of: one for all that differ in their stages alone."""
+        key = (serving, layout if found.sends is None else unstaged(layout))
+        if key not in self._part_engines:
+            self._part_engines[key] = part_engines(found)
+        return self._part_engines[key]
 
     def _found(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         if (serving, layout) not in self._compiled:
-            self._compiled[serving, layout] = self._find(serving, layout)
+            staged = self._staged(serving, layout) if layout.pp > 1 else None
+            self._compiled[serving, layout] = staged or self._find(serving, layout)
         return self._compiled[serving, layout]
+
+    def _staged(self, serving: Serving, layout: Layout) -> _Found | NoTimes | None:
+        """Return a layout with stages by way of the same without; None where it differs in more than what those send.
+
+        That is compared once for a model, its widths and a number of stages: other sizes change nothing of it.
+        """
+        whole = self._found(serving, unstaged(layout))
+        if isinstance(whole, NoTimes):
+            return whole
+        base = whole.compiled
+        key = (serving, base.widths, base.mode, layout.pp)
+        if key not in self._sends:
+            self._sends[key] = sends_of(whole.spec_of(layout), base.spec, base.root)
+        sends = self._sends[key]
+        if sends is None:
+            return None
+        both = msgspec.structs.replace(base, engine=Staged(base.engine, sends), sends=sends)
+        return msgspec.structs.replace(whole, compiled=both)
 
     def _find(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         engine = ENGINES.get(serving.engine)
@@ -250,6 +286,10 @@ class PackageTables:
         )
         refused = ""
         for (mode, excerpt), widths, attention in product(_TRIES, wanted, _ATTENTIONS):
+            setting = (widths, attention, engine, system, mode, excerpt)
+            if setting in self._refused:
+                refused = refused or self._refused[setting]
+                continue
             try:
                 tables = self._database(system, engine, mode)
                 asked = partial(specs_of_sizes, widths, engine, system, tables, attention)
@@ -257,8 +297,14 @@ class PackageTables:
                 found = compile_layout(widths, layout, engine, system, tables, attention, root_of)
             except REFUSALS as error:
                 refused = refused or _line(error)
+                if names_widths_alone(str(error)):
+                    self._refused[setting] = _line(error)
                 continue
-            return _Found(compiled=found, notes=_notes(serving, widths, found))
+            remembered = msgspec.structs.replace(found, engine=Remembered(found.engine))
+            spec_of = partial(_spec_of, widths, engine, system, tables, attention)
+            return _Found(
+                compiled=remembered, notes=_notes(serving, widths, found), spec_of=spec_of
+            )
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
 
     def _root_of(
@@ -300,6 +346,17 @@ class PackageTables:
         if opened is None:
             raise ValueError(f"no tables for {system} and {engine}")
         return opened
+
+
+def unstaged(layout: Layout) -> Layout:
+    """Return a layout without its stages."""
+    return msgspec.structs.replace(layout, pp=1)
+
+
+def _spec_of(
+    widths: Widths, engine: str, system: str, tables: Any, attention: str | None, layout: Layout
+) -> str:
+    return specified(widths, layout, engine, system, tables, attention)[1]
 
 
 def _line(error: Exception) -> str:
