@@ -1,5 +1,6 @@
 """What points of a grid are asked of: compiled configurations of the kernel tables' package, or those less a part."""
 
+from functools import cache
 from typing import Any, Final
 
 from trimtab.planning.grid_times import Asked, GridTimes
@@ -118,5 +119,6 @@ def parts_asked(
     return less, least
 
 
+@cache
 def _is_collective(name: str) -> bool:
     return any(name.endswith(part) or f"{part}_" in name for part in _COLLECTIVES)
