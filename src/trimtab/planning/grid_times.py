@@ -154,6 +154,7 @@ class _Points:
         return sizes[::-1]
 
 
+@cache
 def empty_grid() -> Grid:
     """Return a grid of which nothing was asked yet."""
 

@@ -103,6 +103,8 @@ class PackageTables:
         self._refused: dict[tuple[Widths, str | None, str, str, str, bool], str] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._digests: dict[str, str] = {}
+        self._started: set[Serving] = set()
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -123,9 +125,10 @@ class PackageTables:
     def times_of_all(
         self, servings: Sequence[Serving], layout: Layout
     ) -> tuple[StepTimes | NoTimes, ...]:
-        """Return the step times of a layout in several servings; their tables are loaded at the same time."""
-        if all(self._key(each, layout, parts=False) in self._times for each in servings):
+        """Return the step times of a layout in several servings; at first their tables are loaded at the same time."""
+        if self._started.issuperset(servings):
             return tuple(self.times(each, layout) for each in servings)
+        self._started.update(servings)
         with ThreadPoolExecutor(max(1, len(servings))) as pool:
             return tuple(pool.map(partial(self._times_in, layout), servings))
 
@@ -154,7 +157,9 @@ class PackageTables:
     def _looked_up(self, serving: Serving, layout: Layout, parts: bool) -> _Told | NoTimes:
         if not installed():
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
-        digest = config_digest(serving.model)
+        digest = self._digests.get(serving.model)
+        if digest is None:
+            digest = self._digests[serving.model] = config_digest(serving.model)
         name = f"{version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
         kept = self._cache.get(name)
         if isinstance(kept, NoTimes):
