@@ -37,8 +37,9 @@ REFUSALS: Final = (
 )
 """What the package raises where it has no data; all of it means the same to us."""
 
+_OF_DEVICE: Final = "missing system flops: quant mode"
 _OF_WIDTHS: Final = re.compile(
-    r"data missing for ContextKey \{ fmha_quant: \"\w+\", kv_quant: \"\w+\" \}|^missing system flops: quant mode"
+    rf"data missing for ContextKey \{{ fmha_quant: \"\w+\", kv_quant: \"\w+\" \}}|^{_OF_DEVICE}"
 )
 """What it says where a device lacks a width, or latent attention of a prompt was not measured in it."""
 
@@ -141,6 +142,11 @@ def is_mixture(name: str) -> bool:
 def names_widths_alone(refusal: str) -> bool:
     """Say whether a refusal names nothing but widths, so that every layout of a model in these widths meets it."""
     return _OF_WIDTHS.search(refusal) is not None
+
+
+def names_device_alone(refusal: str) -> bool:
+    """Say whether a refusal is of a width that the device itself lacks, whatever tables are asked and how."""
+    return refusal.startswith(_OF_DEVICE)
 
 
 def slot_version(system: str, engine: str) -> str | None:

@@ -45,6 +45,7 @@ from trimtab.runtime.kernel_sdk import (
     held,
     installed,
     is_mixture,
+    names_device_alone,
     names_widths_alone,
     open_tables,
     own_width,
@@ -303,7 +304,8 @@ class PackageTables:
             except REFUSALS as error:
                 refused = refused or _line(error)
                 if names_widths_alone(str(error)):
-                    self._refused[setting] = _line(error)
+                    alike = _TRIES if names_device_alone(str(error)) else ((mode, excerpt),)
+                    self._refused |= {(*setting[:4], *each): _line(error) for each in alike}
                 continue
             remembered = msgspec.structs.replace(found, engine=Remembered(found.engine))
             spec_of = partial(_spec_of, widths, engine, system, tables, attention)
