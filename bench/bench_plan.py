@@ -5,8 +5,9 @@
 Each round starts a process for each model with an empty cache, imports, and then plans: first (nothing is kept of the
 kernel tables), again, with another load, and with prompts of another length. Beside it, in a process of its own and in
 turns: what the package of the kernel tables takes to read its tables for the same device and model, by its own means,
-for the three engines that a plan asks; no layout is searched there. Printed are wall and CPU seconds, medians over the
-rounds with the range, and what imports took.
+for the three engines that a plan asks; no layout is searched there. Further cases are only planned, first and again: a
+model that no node holds, loads in requests a second, and models of which the device lacks measured kernels. Printed are
+wall and CPU seconds, medians over the rounds with the range, and what imports took.
 """
 
 import argparse
@@ -27,6 +28,15 @@ MODELS: Final = {
     "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B", "H100:8x8", "h100_sxm"),
 }
 ENGINES: Final = ("vllm", "sglang", "trtllm")
+CASES: Final = {
+    "deepseek-v3, no node holds it": ("deepseek-v3", "H100:8x8", ("--concurrency", "2000")),
+    "deepseek-v3, by rate": ("deepseek-v3", "H200:8x8", ("--rate", "20")),
+    "qwen3-235b-a22b, by rate": ("qwen3-235b-a22b", "H100:8x8", ("--rate", "10")),
+    "gpt-oss-120b, kernels lack": ("gpt-oss-120b", "H100:8x2", ("--concurrency", "300")),
+    "deepseek-v3, a width lacks": ("deepseek-v3", "A100:8x8", ("--concurrency", "500")),
+}
+"""Plans that take longer than those of the models above: model, hardware, load."""
+
 ROUNDS: Final = 3
 ASKS: Final = {
     "first": ("2000", "300", "2000"),
@@ -49,8 +59,21 @@ class Watch:
         return self._at[0] - wall, self._at[1] - cpu
 
 
+def words_of(name: str) -> dict[str, list[str]]:
+    """Return what is asked of a model, or of a case, by what it is called."""
+    if name in CASES:
+        model, hardware, load = CASES[name]
+        words = ["--model", model, "--hardware", hardware, "--isl", "2000", "--osl", "300", *load]
+        return {"first": words, "again": words}
+    common = ["--model", name, "--hardware", MODELS[name][1]]
+    return {
+        what: [*common, "--isl", isl, "--osl", osl, "--concurrency", clients]
+        for what, (isl, osl, clients) in ASKS.items()
+    }
+
+
 def plan_once(name: str) -> dict[str, tuple[float, float]]:
-    """Import and plan; returns wall and CPU seconds by what was done."""
+    """Import and plan a model's asks, or a case twice; returns wall and CPU seconds by what was done."""
     watch = Watch()
     from click.testing import CliRunner
 
@@ -59,9 +82,8 @@ def plan_once(name: str) -> dict[str, tuple[float, float]]:
 
     sdk()
     told = {"import": watch.read()}
-    for what, (isl, osl, clients) in ASKS.items():
-        words = ["--model", name, "--hardware", MODELS[name][1], "--node-link", "ib400"]
-        words += ["--isl", isl, "--osl", osl, "--concurrency", clients, "--tpot-ms", "50", "--json"]
+    for what, asked in words_of(name).items():
+        words = [*asked, "--node-link", "ib400", "--tpot-ms", "50", "--json"]
         watch.read()
         done = CliRunner().invoke(plan, words)
         told[what] = watch.read()
@@ -136,15 +158,15 @@ def main() -> None:
         return
     told: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(asked.rounds):
-        for name in MODELS:
-            for kind in ("plan", "read"):
+        for name in (*MODELS, *CASES):
+            for kind in ("plan", "read") if name in MODELS else ("plan",):
                 for what, seconds in child(kind, name).items():
                     said = "import of the package" if (kind, what) == ("read", "import") else what
                     told.setdefault((name, said), []).append(seconds)
-    print(f"{'model':<18}{'what':<28}{'wall s':>22}{'CPU s':>22}   n={asked.rounds}")
+    print(f"{'model':<32}{'what':<28}{'wall s':>22}{'CPU s':>22}   n={asked.rounds}")
     for (name, what), rounds in told.items():
         wall, cpu = ([one[place] for one in rounds] for place in (0, 1))
-        print(f"{name:<18}{what:<28}{told_of(wall):>22}{told_of(cpu):>22}")
+        print(f"{name:<32}{what:<28}{told_of(wall):>22}{told_of(cpu):>22}")
 
 
 if __name__ == "__main__":

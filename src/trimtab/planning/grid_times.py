@@ -93,6 +93,8 @@ class _Points:
     ) -> None:
         """`line`: the axis along which everything up to a point is asked for with it; `beyond`: and all after it."""
         self._axes = axes
+        self._corners = _corners_on(axes)
+        self._last: tuple[tuple[float, ...], float] = ((), 0.0)
         self._ask = ask
         self._line = line
         self._beyond = beyond
@@ -110,22 +112,25 @@ class _Points:
 
     def at(self, *places: float) -> float:
         """Return the value at a place, by linear interpolation along every axis; never below 0."""
-        total = 0.0
-        for index, weight in _corners(self._axes, places):
-            total += self._value(index) * weight
-        return max(0.0, total)
+        asked, told = self._last  # parts of a step are taken from the same one in turns
+        if asked == places:
+            return told
+        total, values = 0.0, self._values
+        for index, weight in self._corners(places):
+            value = values[index]
+            if value != value:  # unknown: not a number
+                self._fill(index)
+                value = values[index]
+            total += value * weight
+        told = max(0.0, total)
+        self._last = (places, told)
+        return told
 
     def complete(self) -> None:
         """Ask for everything that is not known yet."""
         for index in range(len(self._values)):
-            self._value(index)
-
-    def _value(self, index: int) -> float:
-        value = self._values[index]
-        if math.isnan(value):
-            self._fill(index)
-            value = self._values[index]
-        return value
+            if math.isnan(self._values[index]):
+                self._fill(index)
 
     def _fill(self, index: int) -> None:
         line = self._axes[self._line]
@@ -149,6 +154,7 @@ class _Points:
         return sizes[::-1]
 
 
+@cache
 def empty_grid() -> Grid:
     """Return a grid of which nothing was asked yet."""
 
@@ -253,21 +259,32 @@ class GridTimes:
         return self._beside.at(fresh, cached_tokens, batch)
 
 
-@lru_cache(maxsize=_PLACES_MAX)
-def _corners(
-    axes: tuple[Sequence[int], ...], places: tuple[float, ...]
-) -> tuple[tuple[int, float], ...]:
-    """Return the points around a place and their weights; layouts are asked at the same places again and again."""
-    corners = [(0, 1.0)]
-    for axis, place in zip(axes, places, strict=True):
-        low, part = _between(axis, place)
-        corners = [
-            (index * len(axis) + at, weight * share)
-            for index, weight in corners
-            for at, share in ((low, 1.0 - part), (low + 1, part))
-            if share
-        ]
-    return tuple(corners)
+_Corners = tuple[tuple[int, float], ...]
+
+
+@cache
+def _corners_on(
+    axes: tuple[Sequence[int], ...],
+) -> Callable[[tuple[float, ...]], _Corners]:
+    """Return what gives the points around a place on the axes and their weights.
+
+    Layouts are asked at the same places again and again, so those are remembered.
+    """
+
+    @lru_cache(maxsize=_PLACES_MAX)
+    def corners_of(places: tuple[float, ...]) -> _Corners:
+        corners = [(0, 1.0)]
+        for axis, place in zip(axes, places, strict=True):
+            low, part = _between(axis, place)
+            corners = [
+                (index * len(axis) + at, weight * share)
+                for index, weight in corners
+                for at, share in ((low, 1.0 - part), (low + 1, part))
+                if share
+            ]
+        return tuple(corners)
+
+    return corners_of
 
 
 def _between(axis: Sequence[int], place: float) -> tuple[int, float]:

@@ -1,5 +1,6 @@
 """What points of a grid are asked of: compiled configurations of the kernel tables' package, or those less a part."""
 
+from functools import cache
 from typing import Any, Final
 
 from trimtab.planning.grid_times import Asked, GridTimes
@@ -13,6 +14,7 @@ from trimtab.runtime.kernel_sdk import (
     overlaps,
     without,
 )
+from trimtab.runtime.kernel_stages import Remembered, Staged
 
 _COLLECTIVES: Final = ("_ar", "dispatch", "p2p", "allreduce", "all_gather", "all2all", "combine")
 
@@ -89,22 +91,34 @@ class LessAsked:
         return max(0.0, whole - part)
 
 
-def parts_asked(found: Compiled, whole: GridTimes) -> tuple[Asked, Asked]:
-    """Return a mixture's steps without its exchange, and without its experts too."""
-    taken = (EXCHANGES, (*EXCHANGES, *EXPERTS))
-    if overlaps(found.spec):
-        left = (
-            EngineAsked(compiled(without(found.spec, each), found.root), exchanges=False)
-            for each in taken
-        )
-        return next(left), next(left)
-    # Asking for the experts alone spares asking for attention again, which takes longest.
-    parts = (
-        LessAsked(whole, EngineAsked(compiled(only(found.spec, each), found.root)))
-        for each in taken
+def part_engines(found: Compiled) -> tuple[Remembered, Remembered]:
+    """Return what a mixture's steps without its exchange, and without its experts too, are asked of.
+
+    Asking for the experts alone spares asking for attention again, which takes longest; where operations overlap,
+    their times cannot be subtracted.
+    """
+    keep = without if overlaps(found.spec) else only
+    exchange, experts = (
+        Remembered(compiled(keep(found.spec, each), found.root))
+        for each in (EXCHANGES, (*EXCHANGES, *EXPERTS))
     )
-    return next(parts), next(parts)
+    return exchange, experts
 
 
+def parts_asked(
+    found: Compiled, whole: GridTimes, engines: tuple[Remembered, Remembered]
+) -> tuple[Asked, Asked]:
+    """Return a mixture's steps without its exchange, and without its experts too; `engines`: as `part_engines` has."""
+    if overlaps(found.spec):
+        first, second = (
+            EngineAsked(each if found.sends is None else Staged(each, found.sends), exchanges=False)
+            for each in engines
+        )
+        return first, second
+    less, least = (LessAsked(whole, EngineAsked(each)) for each in engines)
+    return less, least
+
+
+@cache
 def _is_collective(name: str) -> bool:
     return any(name.endswith(part) or f"{part}_" in name for part in _COLLECTIVES)

@@ -41,6 +41,7 @@ class GridCache:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._made = False
 
     def get(self, key: str) -> Kept | NoTimes | None:
         """Return what is kept under a key, None if nothing that can be read."""
@@ -60,7 +61,9 @@ class GridCache:
         beside = path.with_suffix(".part")
         kept = _File(none=told) if isinstance(told, NoTimes) else _File(times=told)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._made:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._made = True
             beside.write_bytes(msgspec.msgpack.encode(kept))
             beside.replace(path)
         except OSError:  # a full or read-only disk costs time at the next start, nothing else

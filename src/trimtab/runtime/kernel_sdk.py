@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.resources
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,12 @@ REFUSALS: Final = (
     AssertionError,
 )
 """What the package raises where it has no data; all of it means the same to us."""
+
+_OF_DEVICE: Final = "missing system flops: quant mode"
+_OF_WIDTHS: Final = re.compile(
+    rf"data missing for ContextKey \{{ fmha_quant: \"\w+\", kv_quant: \"\w+\" \}}|^{_OF_DEVICE}"
+)
+"""What it says where a device lacks a width, or latent attention of a prompt was not measured in it."""
 
 PROBE: Final = (8, 1024)
 _FAR: Final = (4096, 1 << 20)
@@ -67,7 +74,10 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled configuration, and what for. `widths`: in words; `root`: of the excerpt that it asks, if any."""
+    """One compiled configuration, and what for. `widths`: in words; `root`: of the excerpt that it asks, if any.
+
+    `sends`: of a layout with stages, what those send; `engine` has that in it, `spec` has not.
+    """
 
     engine: Any
     spec: str
@@ -75,6 +85,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     widths: str
     mode: str
     version: str
+    sends: Any = None
 
 
 class _Sdk(msgspec.Struct, frozen=True):
@@ -126,6 +137,16 @@ def own_width(name: str) -> str:
 def is_mixture(name: str) -> bool:
     """Say whether a checkpoint has experts."""
     return bool(sdk().helpers.check_is_moe(name))
+
+
+def names_widths_alone(refusal: str) -> bool:
+    """Say whether a refusal names nothing but widths, so that every layout of a model in these widths meets it."""
+    return _OF_WIDTHS.search(refusal) is not None
+
+
+def names_device_alone(refusal: str) -> bool:
+    """Say whether a refusal is of a width that the device itself lacks, whatever tables are asked and how."""
+    return refusal.startswith(_OF_DEVICE)
 
 
 def slot_version(system: str, engine: str) -> str | None:
@@ -183,7 +204,7 @@ def compile_layout(
 
     `root_of`: where the tables lie that a specification is to be asked of; None: the package's own.
     """
-    config, spec = _specified(widths, layout, engine, system, tables, attention)
+    config, spec = specified(widths, layout, engine, system, tables, attention)
     root = root_of(spec)
     whole = compiled(spec, root)
     for batch, tokens in (PROBE, _FAR):
@@ -207,10 +228,10 @@ def specs_of_sizes(
     for ranks in _RANKS:
         with contextlib.suppress(*REFUSALS):
             layout = Layout(tp=ranks, moe_tp=ranks)
-            yield _specified(widths, layout, engine, system, tables, attention)[1]
+            yield specified(widths, layout, engine, system, tables, attention)[1]
 
 
-def _specified(
+def specified(
     widths: Widths, layout: Layout, engine: str, system: str, tables: Any, attention: str | None
 ) -> tuple[Any, str]:
     """Return the package's configuration and specification of a layout; raises one of `REFUSALS`."""

@@ -8,7 +8,7 @@ are not used: they leave out queueing and scheduling. Measured serving rows that
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -21,7 +21,7 @@ import trimtab
 from trimtab.core.layout import EstimateSource, Layout
 from trimtab.planning.grid_times import Asked, GridTimes, empty_grid
 from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
-from trimtab.runtime.kernel_asked import EngineAsked, parts_asked
+from trimtab.runtime.kernel_asked import EngineAsked, part_engines, parts_asked
 from trimtab.runtime.kernel_cache import GridCache, Kept
 from trimtab.runtime.kernel_configs import ConfigFolders, config_digest
 from trimtab.runtime.kernel_excerpt import Excerpts, Tables
@@ -45,12 +45,16 @@ from trimtab.runtime.kernel_sdk import (
     held,
     installed,
     is_mixture,
+    names_device_alone,
+    names_widths_alone,
     open_tables,
     own_width,
     package_root,
+    specified,
     specs_of_sizes,
     version,
 )
+from trimtab.runtime.kernel_stages import Remembered, Staged, sends_of
 from trimtab.runtime.kernel_wanted import Matrix, wanted_by
 
 _ATTENTIONS: Final = (None, "bfloat16")
@@ -64,10 +68,11 @@ _PARTS: Final = 2
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that the tables hold, and what must be said of it."""
+    """A configuration that the tables hold, and what must be said of it. `spec_of`: the same of another layout."""
 
     compiled: Compiled
     notes: tuple[str, ...]
+    spec_of: Callable[[Layout], str]
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +97,15 @@ class PackageTables:
         self._times: dict[tuple[Serving, Layout, bool], _Told | NoTimes] = {}
         self._compiled: dict[_Key, _Found | NoTimes] = {}
         self._parts: dict[_Key, tuple[Asked, Asked]] = {}
+        self._part_engines: dict[_Key, tuple[Remembered, Remembered]] = {}
+        self._sends: dict[tuple[Serving, str, str, int], Remembered | None] = {}
         self._loaded: dict[tuple[str, str, str], Any] = {}
         self._holding: dict[tuple[str, str, str | None], Any] = {}
+        self._refused: dict[tuple[Widths, str | None, str, str, str, bool], str] = {}
         self._matrices: dict[tuple[Any, ...], tuple[Matrix, ...]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._digests: dict[str, str] = {}
+        self._started: set[Serving] = set()
         self._folders = ConfigFolders()
         self._lock = threading.Lock()
         self._told: dict[str, _Told] = {}
@@ -116,9 +126,10 @@ class PackageTables:
     def times_of_all(
         self, servings: Sequence[Serving], layout: Layout
     ) -> tuple[StepTimes | NoTimes, ...]:
-        """Return the step times of a layout in several servings; their tables are loaded at the same time."""
-        if all(self._key(each, layout, parts=False) in self._times for each in servings):
+        """Return the step times of a layout in several servings; at first their tables are loaded at the same time."""
+        if self._started.issuperset(servings):
             return tuple(self.times(each, layout) for each in servings)
+        self._started.update(servings)
         with ThreadPoolExecutor(max(1, len(servings))) as pool:
             return tuple(pool.map(partial(self._times_in, layout), servings))
 
@@ -147,7 +158,9 @@ class PackageTables:
     def _looked_up(self, serving: Serving, layout: Layout, parts: bool) -> _Told | NoTimes:
         if not installed():
             return NoTimes(because="the extra [plan] with measured kernel tables is not installed")
-        digest = config_digest(serving.model)
+        digest = self._digests.get(serving.model)
+        if digest is None:
+            digest = self._digests[serving.model] = config_digest(serving.model)
         name = f"{version()} {trimtab.__version__} {serving} {layout} {parts} {digest}"
         kept = self._cache.get(name)
         if isinstance(kept, NoTimes):
@@ -196,13 +209,42 @@ class PackageTables:
         if (serving, layout) not in self._parts:
             whole = self._kept(serving, layout, parts=False)
             assert not isinstance(whole, NoTimes)
-            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0])
+            engines = self._engines_of_parts(serving, layout, found.compiled)
+            self._parts[serving, layout] = parts_asked(found.compiled, whole.grids[0], engines)
         return self._parts[serving, layout][part]
+
+    def _engines_of_parts(
+        self, serving: Serving, layout: Layout, found: Compiled
+    ) -> tuple[Remembered, Remembered]:
+        """Return what a layout's parts are asked of: one for all that differ in their stages alone."""
+        key = (serving, layout if found.sends is None else unstaged(layout))
+        if key not in self._part_engines:
+            self._part_engines[key] = part_engines(found)
+        return self._part_engines[key]
 
     def _found(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         if (serving, layout) not in self._compiled:
-            self._compiled[serving, layout] = self._find(serving, layout)
+            staged = self._staged(serving, layout) if layout.pp > 1 else None
+            self._compiled[serving, layout] = staged or self._find(serving, layout)
         return self._compiled[serving, layout]
+
+    def _staged(self, serving: Serving, layout: Layout) -> _Found | NoTimes | None:
+        """Return a layout with stages by way of the same without; None where it differs in more than what those send.
+
+        That is compared once for a model, its widths and a number of stages: other sizes change nothing of it.
+        """
+        whole = self._found(serving, unstaged(layout))
+        if isinstance(whole, NoTimes):
+            return whole
+        base = whole.compiled
+        key = (serving, base.widths, base.mode, layout.pp)
+        if key not in self._sends:
+            self._sends[key] = sends_of(whole.spec_of(layout), base.spec, base.root)
+        sends = self._sends[key]
+        if sends is None:
+            return None
+        both = msgspec.structs.replace(base, engine=Staged(base.engine, sends), sends=sends)
+        return msgspec.structs.replace(whole, compiled=both)
 
     def _find(self, serving: Serving, layout: Layout) -> _Found | NoTimes:
         engine = ENGINES.get(serving.engine)
@@ -250,6 +292,10 @@ class PackageTables:
         )
         refused = ""
         for (mode, excerpt), widths, attention in product(_TRIES, wanted, _ATTENTIONS):
+            setting = (widths, attention, engine, system, mode, excerpt)
+            if setting in self._refused:
+                refused = refused or self._refused[setting]
+                continue
             try:
                 tables = self._database(system, engine, mode)
                 asked = partial(specs_of_sizes, widths, engine, system, tables, attention)
@@ -257,8 +303,15 @@ class PackageTables:
                 found = compile_layout(widths, layout, engine, system, tables, attention, root_of)
             except REFUSALS as error:
                 refused = refused or _line(error)
+                if names_widths_alone(str(error)):
+                    alike = _TRIES if names_device_alone(str(error)) else ((mode, excerpt),)
+                    self._refused |= {(*setting[:4], *each): _line(error) for each in alike}
                 continue
-            return _Found(compiled=found, notes=_notes(serving, widths, found))
+            remembered = msgspec.structs.replace(found, engine=Remembered(found.engine))
+            spec_of = partial(_spec_of, widths, engine, system, tables, attention)
+            return _Found(
+                compiled=remembered, notes=_notes(serving, widths, found), spec_of=spec_of
+            )
         return NoTimes(because=f"the tables of {system} for {engine} do not hold it: {refused}")
 
     def _root_of(
@@ -300,6 +353,17 @@ class PackageTables:
         if opened is None:
             raise ValueError(f"no tables for {system} and {engine}")
         return opened
+
+
+def unstaged(layout: Layout) -> Layout:
+    """Return a layout without its stages."""
+    return msgspec.structs.replace(layout, pp=1)
+
+
+def _spec_of(
+    widths: Widths, engine: str, system: str, tables: Any, attention: str | None, layout: Layout
+) -> str:
+    return specified(widths, layout, engine, system, tables, attention)[1]
 
 
 def _line(error: Exception) -> str:
