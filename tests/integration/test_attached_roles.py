@@ -144,3 +144,30 @@ async def test_answers_of_a_server_are_steps_of_one_token_only_where_its_page_sh
         assert pair.system.roles.tokens_per_step(record) == (1.0 if known else None)
         gone = msgspec.structs.replace(record, replica="gone")
         assert pair.system.roles.tokens_per_step(gone) is None
+
+
+async def test_what_a_page_told_of_drafts_holds_until_another_tells_or_the_process_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is missing for a moment, or lacks the count, makes no answer one of unknown steps."""
+
+    def page_of(counters: dict[Counter, float]) -> ServerSample:
+        rank = RankSample(rank="0", counters=counters)
+        return ServerSample(source="d", at_s=1.0, engine=EngineKind.VLLM, ranks=(rank,))
+
+    plain = page_of({Counter.OUTPUT_TOKENS: 100.0})
+    drafting = page_of({Counter.OUTPUT_TOKENS: 100.0, Counter.ACCEPTED_TOKENS: 40.0})
+    async with pair_of(tmp_path) as (pair, _, _):
+        await pair.post(CHAT, long_body("once"))
+        [record] = await pair.records(1)
+        fleet, found = pair.system.fleet, []
+        for page in (None, plain, None, page_of({}), drafting, None, plain):
+            monkeypatch.setattr(fleet, "sample", lambda _, page=page: page)
+            found.append(pair.system.roles.tokens_per_step(record))
+        info = msgspec.structs.replace(fleet.info(DECODE), crashes=1)
+        monkeypatch.setattr(fleet, "sample", lambda _: None)
+        found.append(pair.system.roles.tokens_per_step(record))
+        monkeypatch.setattr(fleet, "info", lambda _: info)
+        found.append(pair.system.roles.tokens_per_step(record))
+        monkeypatch.undo()
+    assert found == [None, 1.0, 1.0, 1.0, None, None, 1.0, 1.0, None]

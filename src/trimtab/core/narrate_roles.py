@@ -3,7 +3,7 @@
 from trimtab.core.events import RolesDecided
 from trimtab.core.handover import HandOver
 from trimtab.core.narrate_words import UNKNOWN, clause
-from trimtab.core.roles import RolesSeen
+from trimtab.core.roles import RolesDecision, RolesSeen
 
 
 def tell_roles(event: RolesDecided) -> str:
@@ -14,33 +14,49 @@ def tell_roles(event: RolesDecided) -> str:
     if event.decision is None:
         return f"Roles: {what}: {clause(event.because)}."
     made = event.decision
-    ttft, tpot = (
-        UNKNOWN if value is None else f"{value:.2f}" for value in (made.ttft_ratio, made.tpot_ratio)
-    )
     seen = ""
     if event.seen is not None:
         seen = _seen_words(event.seen)
     advice = f"; would help: {', '.join(made.advice)}" if made.advice else ""
     lacks = f"; unknown: {', '.join(made.unknown)}" if made.unknown else ""
     return (
-        f"Roles: {what} ({made.reason.value}): P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets"
+        f"Roles: {what} ({made.reason.value}): {_ratio_words(made, event.seen)}"
         f"{seen}{lacks}{advice}."
     )
+
+
+def _ratio_words(made: RolesDecision, seen: RolesSeen | None) -> str:
+    """Say how near TTFT and TPOT are to their targets: what this tick saw, else what was decided by, as what it is."""
+    if seen is not None:
+        ttft = _ratio(seen.ttft_ms_p90, seen.ttft_target_ms)
+        tpot = _ratio(seen.tpot_ms_p90, seen.tpot_target_ms)
+        return f"P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets"
+    ttft, tpot = _ratio(made.ttft_ratio), _ratio(made.tpot_ratio)
+    return f"P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets, mean over ticks, each counted up to 2"
+
+
+def _ratio(value: float | None, target: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value / target:.2f}"
 
 
 def _seen_words(seen: RolesSeen) -> str:
     """Say what a tick saw: how many of each role, over which window, of how many requests and hand-overs."""
     words = [f"{seen.prefill} prefill and {seen.decode} others ready"]
-    window = "" if seen.window_s is None else f" in {seen.window_s:,.0f} s"
+    window = _in(seen.window_s)
     words.append(f"n={seen.samples}{window}")
     if seen.lost_share is not None:
-        words.append(f"answers lose {seen.lost_share:.0%} of their time to load")
+        of = "" if seen.answers is None else f" (n={seen.answers}{_in(seen.work_window_s)})"
+        words.append(f"answers lose {seen.lost_share:.0%} of their time to load{of}")
     if seen.transfer_ms_p90 is not None:
         dear = "" if seen.dearness_p90 is None else f", {seen.dearness_p90:.2f} of what is dear"
         words.append(
             f"P90 of {seen.transfers} transfers {seen.transfer_ms_p90:,.0f} ms{dear}{window}"
         )
     return f", {', '.join(words)}"
+
+
+def _in(window_s: float | None) -> str:
+    return "" if window_s is None else f" in {window_s:,.0f} s"
 
 
 def tell_hand_over(event: HandOver) -> str:

@@ -54,7 +54,9 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take for
     as many steps; `lost_unknown`: why it is None; `tokens_per_step`: mean over the same answers, None is unknown.
     `transfer_ms_p90`, `dearness_p90`: of `transfers` hand-overs, each held against its own prompt (`policies.roles`);
-    None where nothing was handed over, which freezes nothing. `window_s`: of everything that is not work.
+    None where nothing was handed over, which freezes nothing. `window_s`: of everything that is neither work nor lost.
+    `work_window_s`: of those two, shorter while it was not watched for as long; `answers`: that `lost_share` is the
+    mean of; None is unknown.
     """
 
     at_s: float
@@ -77,6 +79,8 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms_p90: float | None = None
     dearness_p90: float | None = None
     window_s: float | None = None
+    work_window_s: float | None = None
+    answers: int | None = None
 
 
 class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,11 +7,15 @@ would carry that into every prediction. Throughput is pooled over all runs, beca
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from trimtab.core.cost import CostModel, SpeculationTable, StepPoint, fit_line
 from trimtab.core.revision import Speculation
+
+TOLD_SHARE_MIN: Final = 0.5
+"""Part of the timings whose tokens per step must be known for their mean to stand for all."""
 
 
 class CalibrationError(ValueError):
@@ -50,7 +54,8 @@ def fit_cost(
 
     With one prompt size (or one batch) its line goes through the origin, as `fit_line` says. So does that of prefills
     where noise was larger than the cost of the added tokens: tokens are never free. Where drafts gave steps several
-    tokens the line is that of whole steps over their mean tokens; where nobody counted, that of tokens as they came.
+    tokens the line is that of whole steps over their mean tokens; where fewer than half of the timings know how many,
+    that of tokens as they came.
     """
     if not prefills:
         raise CalibrationError("no prefill was timed: the cost of a prompt token is unknown")
@@ -61,23 +66,32 @@ def fit_cost(
     if per_token_ms <= 0.0:
         base_ms, per_token_ms = fit_line(points[-1:])
     per_step = _tokens_per_step(steps)
-    step_ms, per_stream_ms = fit_line(_fastest((float(s.batch), _ms(s, per_step)) for s in steps))
+    timed = _comparable(steps, per_step)
+    step_ms, per_stream_ms = fit_line(_fastest((float(s.batch), _ms(s, per_step)) for s in timed))
     return CostModel(
         prefill_base_ms=base_ms,
         prefill_ms_per_token=per_token_ms,
         step_base_ms=step_ms,
         step_ms_per_stream=per_stream_ms,
         prefill_samples=len(prefills),
-        step_samples=len(steps),
+        step_samples=len(timed),
         source=source,
         tokens_per_step=per_step,
     )
 
 
 def _tokens_per_step(steps: Sequence[StepTiming]) -> float | None:
-    """Return the mean over timings, None where one of them does not know."""
+    """Return the mean over the timings that know, None where fewer than half of them do."""
     told = [step.tokens_per_step for step in steps if step.tokens_per_step is not None]
-    return sum(told) / len(told) if len(told) == len(steps) else None
+    return sum(told) / len(told) if told and len(told) >= TOLD_SHARE_MIN * len(steps) else None
+
+
+def _comparable(steps: Sequence[StepTiming], per_step: float | None) -> Sequence[StepTiming]:
+    """Leave out timings of unknown tokens per step at batches where others know: the fastest may be a lucky draft."""
+    if per_step is None:
+        return steps
+    known = {step.batch for step in steps if step.tokens_per_step is not None}
+    return [step for step in steps if step.tokens_per_step is not None or step.batch not in known]
 
 
 def _ms(step: StepTiming, per_step: float | None) -> float:

@@ -75,13 +75,14 @@ def load_of(sample: ServerSample, *, ranks_before: Set[str] = frozenset()) -> En
     )
 
 
-def drafts_nothing(sample: ServerSample) -> bool:
+def drafts_nothing(sample: ServerSample) -> bool | None:
     """Say whether a page of an engine that counts drafts wherever there are any counts none: then a step gives a token.
 
-    vLLM has these counters only where it speculates, SGLang says 0. Other engines' pages do not tell: False.
+    vLLM has these counters only where it speculates, SGLang says 0. Other engines' pages do not tell, nor does one
+    without its count of output tokens: None.
     """
     if sample.engine not in _COUNT_DRAFTS or sample.counter_sum(Counter.OUTPUT_TOKENS) is None:
-        return False
+        return None
     if sample.engine is EngineKind.SGLANG and sample.gauge_sum(Gauge.ACCEPTED_LENGTH) is not None:
         return False
     counted = (Counter.DRAFTS, Counter.DRAFTED_TOKENS, Counter.ACCEPTED_TOKENS)

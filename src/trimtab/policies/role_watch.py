@@ -113,12 +113,14 @@ class RoleWatch:
         sides: RoleSides,
         *,
         step_idle_ms: float | None,
+        samples_min: int = 1,
         since_s: float = 0.0,
         idle_unknown: str = "no cost was measured",
     ) -> RolesSeen:
         """Return what a tick sees. `since_s`: when watching began; work and lost are unknown for a window from then.
 
         `step_idle_ms`: of a step of a stream that is alone on a replica, None where `idle_unknown` says why.
+        `samples_min`: answers of known tokens per step that a mean needs.
         """
         _drop(self._ttft, now_s - self._window_s)
         _drop(self._tpot, now_s - self._window_s)
@@ -129,7 +131,9 @@ class RoleWatch:
         length_s = min(self._work_window_s, now_s - since_s)
         # Over less than a window, a prompt or two would be all of the work there is.
         is_long = length_s >= self._window_s
-        lost = _lost(self._answers, step_idle_ms, idle_unknown) if is_long else TOO_SHORT
+        lost = TOO_SHORT
+        if is_long:
+            lost = _lost(self._answers, step_idle_ms, idle_unknown, samples_min)
         return RolesSeen(
             at_s=now_s,
             prefill=len(sides.prefill),
@@ -151,6 +155,8 @@ class RoleWatch:
             transfer_ms_p90=_p90([one.ms for one in self._transfers]),
             dearness_p90=_p90([one.dearness for one in self._transfers]),
             window_s=self._window_s,
+            work_window_s=length_s,
+            answers=lost.answers,
         )
 
 
@@ -182,19 +188,27 @@ class _Lost(NamedTuple):
     share: float | None = None
     tokens_per_step: float | None = None
     unknown: str = ""
+    answers: int | None = None
 
 
 TOO_SHORT: Final = _Lost(unknown="not watched for a window yet")
 
 
-def _lost(answers: Sequence[_Answer], idle_ms: float | None, idle_unknown: str) -> _Lost:
+TOLD_SHARE_MIN: Final = 0.5
+"""Part of the answers whose tokens per step must be known for their mean to stand for all."""
+
+
+def _lost(
+    answers: Sequence[_Answer], idle_ms: float | None, idle_unknown: str, samples_min: int
+) -> _Lost:
     """Return the part of answers' time beyond that of a stream alone; by the mean, the P90 is of the worst moments.
 
     Steps are compared, not tokens: drafts that are accepted give a step several, however long it waits for others.
+    Of answers that do not tell their tokens per step nothing is used: one of them hides no load that the others show.
     """
     told = [(one.tpot_ms, one.tokens_per_step) for one in answers if one.tokens_per_step]
     untold = len(answers) - len(told)
-    if untold:
+    if untold and len(told) < max(samples_min, TOLD_SHARE_MIN * len(answers)):
         return _Lost(unknown=f"tokens per step of {untold} of {len(answers)} answers not measured")
     if idle_ms is None:
         return _Lost(unknown=idle_unknown)
@@ -202,7 +216,8 @@ def _lost(answers: Sequence[_Answer], idle_ms: float | None, idle_unknown: str) 
     if mean_ms <= 0.0:
         return _Lost(unknown="no answer of several tokens ended")
     tokens_per_step = sum(tokens for _, tokens in told) / len(told)
-    return _Lost(share=max(0.0, 1.0 - idle_ms / mean_ms), tokens_per_step=tokens_per_step)
+    share = max(0.0, 1.0 - idle_ms / mean_ms)
+    return _Lost(share=share, tokens_per_step=tokens_per_step, answers=len(told))
 
 
 def _work(kept: Kept, length_s: float) -> float:

@@ -15,7 +15,8 @@ holds:
 Prediction. Of D replicas that decode, long prompts keep w at work, short prompts and what a batch adds d; a step takes
     step = idle * D / (D - w - d),         so that         D - w - d = D * idle / step = D * (1 - lost)
 with `lost` the share of an answer's time beyond that of a stream alone, and `step` = TPOT * tokens per step: drafts
-give a step several tokens, which makes nobody wait less. Where that is not measured, `lost` is unknown. One replica
+give a step several tokens, which makes nobody wait less. It is a mean over the answers that tell theirs; where fewer
+than half do, or fewer than `samples_min`, `lost` is unknown. One replica
 more that decodes, to which `back` replicas' work of long prompts comes with it, is better exactly if back < lost; one
 fewer that takes `ahead` off it is better exactly if ahead > lost. Work that prefill replicas have comes back as far as
 the rest, N / (N - 1) as busy, would be at work for more than now and more than `work_high` of the time: beyond that

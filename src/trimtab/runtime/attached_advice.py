@@ -40,7 +40,7 @@ class AttachedAdvisor:
         self._system = system
         self._say = say
         self.cost: CostModel = START_COST
-        self._lacking = ""
+        self._lacks_said: set[str] = set()
 
     async def look(self) -> None:
         """Look once; what was found goes to the ledger."""
@@ -78,8 +78,8 @@ class AttachedAdvisor:
         recent = system.records_since(system.clock.wall_s() - LEARN_FROM_S)
         found = cost_from_traffic(recent, system.roles.tokens_per_step)
         if isinstance(found, Unknown):
-            if self.cost is START_COST and found.name != self._lacking:
-                self._lacking = found.name
+            if self.cost is START_COST and found.name not in self._lacks_said:
+                self._lacks_said.add(found.name)
                 self._say(
                     f"costs       not learned from the last {LEARN_FROM_S:.0f} s: {found.reason}"
                 )

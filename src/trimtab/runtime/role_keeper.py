@@ -200,6 +200,7 @@ class RoleKeeper:
             now_s,
             sides,
             step_idle_ms=idle_ms,
+            samples_min=self.config.samples_min,
             since_s=self._since_s,
             idle_unknown=_why_no_idle(cost),
         )

@@ -1,6 +1,7 @@
 """The roles of a system's replicas: what they start with, and who keeps them from then on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from trimtab.core.config import Config
 from trimtab.core.cost import CostModel
@@ -47,20 +48,38 @@ def build_roles(
     return RoleKeeper(config.roles, parts)
 
 
+class _Process(NamedTuple):
+    """What tells one process of a server from the next: each has its own start, or its counters began anew."""
+
+    url: str
+    restarts: int
+    started_at_s: float
+
+
 class _DraftsNothing:
-    """Says whether a replica is known to draft nothing: by the revision of one of ours, by the page of another's."""
+    """Says whether a replica is known to draft nothing: by the revision of one of ours, by the page of another's.
+
+    What a page told holds until another page tells otherwise, or the server is another process.
+    """
 
     def __init__(self, fleet: Fleet | AttachedFleet) -> None:
         self._fleet = fleet
+        self._told: dict[str, tuple[_Process, bool]] = {}
 
     def __call__(self, replica: str) -> bool:
         """Return False too where nobody tells."""
         if replica not in self._fleet.replica_ids():
+            self._told.pop(replica, None)
             return False
         if isinstance(self._fleet, Fleet):
             return not self._fleet.info(replica).revision.speculation.is_on
-        sample = self._fleet.sample(replica)
-        return sample is not None and drafts_nothing(sample)
+        sample, info = self._fleet.sample(replica), self._fleet.info(replica)
+        process = _Process(info.url, info.crashes, info.started_at_s)
+        told = None if sample is None else drafts_nothing(sample)
+        if told is not None:
+            self._told[replica] = process, told
+        of, last = self._told.get(replica, (process, False))
+        return last and of == process
 
 
 class ToldPressure:

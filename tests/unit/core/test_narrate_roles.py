@@ -26,6 +26,8 @@ SEEN = RolesSeen(
     transfer_ms_p90=180.0,
     dearness_p90=0.7,
     window_s=60.0,
+    work_window_s=180.0,
+    answers=97,
 )
 HELD = RolesDecision(
     at_s=0.0, action=RoleAction.HOLD, reason=RoleReason.WITHIN_BAND, ttft_ratio=0.48, tpot_ratio=0.5
@@ -36,10 +38,37 @@ def test_decision_says_n_and_window_of_requests_and_of_transfers() -> None:
     """A P90 of twelve in a minute is another than one of two."""
     words = tell_event(RolesDecided(decision=HELD, seen=SEEN))
     assert words == (
-        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.50 of their targets, "
-        "1 prefill and 3 others ready, n=42 in 60 s, answers lose 30% of their time to load, "
+        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.47 of their targets, "
+        "1 prefill and 3 others ready, n=42 in 60 s, answers lose 30% of their time to load "
+        "(n=97 in 180 s), "
         "P90 of 12 transfers 180 ms, 0.70 of what is dear in 60 s."
     )
+
+
+def test_ratios_are_those_of_the_tick_however_large() -> None:
+    """What is decided by is a mean counted up to 2, which is no P90: five times the target is said as five."""
+    late = msgspec.structs.replace(SEEN, ttft_ms_p90=2500.0, tpot_ms_p90=None)
+    words = tell_event(RolesDecided(decision=HELD, seen=late))
+    assert "P90 of TTFT at 5.00 and of TPOT at unknown of their targets, 1 prefill" in words
+
+
+def test_ratios_without_what_was_seen_say_what_they_are() -> None:
+    """Only the mean that was decided by is left."""
+    words = tell_event(RolesDecided(decision=HELD))
+    assert words == (
+        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.50 of their targets, "
+        "mean over ticks, each counted up to 2."
+    )
+
+
+def test_lost_share_of_an_older_ledger_is_told_without_its_n() -> None:
+    """Events written before these counts were kept decode, and no figure stands for them."""
+    fields = msgspec.to_builtins(SEEN)
+    older = {name: fields[name] for name in fields if name not in {"answers", "work_window_s"}}
+    seen = msgspec.convert(older, RolesSeen)
+    words = tell_event(RolesDecided(decision=HELD, seen=seen))
+    assert (seen.answers, seen.work_window_s) == (None, None)
+    assert "answers lose 30% of their time to load, P90 of 12" in words
 
 
 def test_hold_of_the_unknown_names_what_is_not_known() -> None:

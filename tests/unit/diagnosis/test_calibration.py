@@ -44,6 +44,24 @@ def test_prompt_tokens_are_never_free() -> None:
     assert (cost.prefill_base_ms, cost.prefill_ms_per_token) == (0.0, 4.0)
 
 
+def test_timing_of_unknown_tokens_per_step_leaves_the_mean_of_the_others() -> None:
+    """Its time, perhaps that of a lucky draft, is no fast machine; at a batch of its own it is all there is."""
+    told = [StepTiming(b, (20.0 + 4.0 * b) / 2.0, 2.0) for b in (1, 2)]
+    prefills = [PrefillTiming(60, 600.0)]
+    cost = fit_cost(prefills, [*told, StepTiming(1, 3.0, None)], source="test")
+    assert cost.tokens_per_step == 2.0
+    assert (cost.step_base_ms, cost.step_ms_per_stream) == pytest.approx((10.0, 2.0))
+    assert cost.step_samples == 2
+
+
+def test_tokens_per_step_are_unknown_where_fewer_than_half_of_the_timings_know() -> None:
+    """A mean over the few stands for nobody; tokens are timed as they came."""
+    steps = [StepTiming(1, 12.0, 2.0), StepTiming(1, 11.0, None), StepTiming(1, 13.0, None)]
+    cost = fit_cost([PrefillTiming(60, 600.0)], steps, source="test")
+    assert cost.tokens_per_step is None
+    assert cost.step_ms(1) == pytest.approx(11.0)
+
+
 def test_nothing_timed_is_an_error() -> None:
     """A cost model is not made up where a probe failed."""
     with pytest.raises(CalibrationError, match="no prefill"):

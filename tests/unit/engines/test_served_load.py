@@ -91,18 +91,18 @@ def test_readings_have_the_names_of_the_fleet_and_unknown_stays_unknown() -> Non
     [
         (EngineKind.VLLM, {Counter.OUTPUT_TOKENS: 9.0}, {}, True),
         (EngineKind.VLLM, {Counter.OUTPUT_TOKENS: 9.0, Counter.ACCEPTED_TOKENS: 3.0}, {}, False),
-        (EngineKind.VLLM, {}, {}, False),
+        (EngineKind.VLLM, {}, {}, None),
         (EngineKind.SGLANG, {Counter.OUTPUT_TOKENS: 9.0}, {}, True),
         (EngineKind.SGLANG, {Counter.OUTPUT_TOKENS: 9.0}, {Gauge.ACCEPTED_LENGTH: 2.4}, False),
-        (EngineKind.LLAMACPP, {Counter.OUTPUT_TOKENS: 9.0}, {}, False),
-        (EngineKind.UNKNOWN, {Counter.OUTPUT_TOKENS: 9.0}, {}, False),
+        (EngineKind.LLAMACPP, {Counter.OUTPUT_TOKENS: 9.0}, {}, None),
+        (EngineKind.UNKNOWN, {Counter.OUTPUT_TOKENS: 9.0}, {}, None),
     ],
 )
 def test_server_is_known_to_draft_nothing_only_where_its_engine_would_count_it(
     engine: EngineKind,
     counters: dict[Counter, float],
     gauges: dict[Gauge, float],
-    known: bool,
+    known: bool | None,
 ) -> None:
     """Absent is unknown, but for engines whose counters of drafts are there whenever they draft."""
     rank = RankSample(rank="", counters=counters, gauges=gauges)

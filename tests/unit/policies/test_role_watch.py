@@ -43,15 +43,32 @@ def test_answers_that_draft_more_while_others_do_not_are_no_gain_of_load() -> No
     assert seen_by(one).lost_share == pytest.approx(0.5)
 
 
-def test_lost_is_unknown_where_one_answer_tells_no_tokens_per_step() -> None:
-    """It may be one that drafts: a mean over the others is not what answers lose."""
+def test_answer_that_tells_no_tokens_per_step_leaves_the_mean_of_the_others() -> None:
+    """One unknown answer must not freeze roles for a window, nor enter the mean: its steps are not known."""
     one = watch()
     for at in range(9):
         one.ended(10.0 + at, 40.0, 1.0)
     one.ended(30.0, 10.0, None)
-    seen = seen_by(one)
+    seen = one.seen(60.0, SIDES, step_idle_ms=IDLE_MS, samples_min=9)
+    assert seen.lost_share == pytest.approx(0.5)
+    assert (seen.tokens_per_step, seen.lost_unknown) == (1.0, "")
+    assert (seen.answers, seen.work_window_s) == (9, 60.0)
+
+
+@pytest.mark.parametrize(("told", "untold", "samples_min"), [(4, 5, 1), (9, 1, 10)])
+def test_lost_is_unknown_where_few_answers_tell_tokens_per_step(
+    told: int, untold: int, samples_min: int
+) -> None:
+    """Fewer than half, or fewer than a mean needs: the others may draft, and nobody can say what answers lose."""
+    one = watch()
+    for at in range(told):
+        one.ended(10.0 + at, 40.0, 1.0)
+    for at in range(untold):
+        one.ended(30.0 + at, 10.0, None)
+    seen = one.seen(60.0, SIDES, step_idle_ms=IDLE_MS, samples_min=samples_min)
     assert seen.lost_share is None
-    assert seen.lost_unknown == "tokens per step of 1 of 10 answers not measured"
+    words = f"tokens per step of {untold} of {told + untold} answers not measured"
+    assert seen.lost_unknown == words
     assert seen.tpot_ms_p90 is not None, "what users get is known all the same"
 
 

@@ -1,14 +1,24 @@
 """Why KV travels slowly between attached servers, by their labels, their pages and the first hand-overs."""
 
+from unittest.mock import MagicMock
+
 import pytest
 from scrape_kit import Hist, Load, vllm
 
+from trimtab.core.evidence import Unknown
 from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.served import ServerSample
 from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.engines.served import read_sample
 from trimtab.policies.links import LinkRate
-from trimtab.runtime.attached_advice import advice_words, advise_attached, fills_up, transfer_facts
+from trimtab.runtime import attached_advice
+from trimtab.runtime.attached_advice import (
+    AttachedAdvisor,
+    advice_words,
+    advise_attached,
+    fills_up,
+    transfer_facts,
+)
 
 LOAD = Load(running=4, waiting=0, kv=0.3)
 
@@ -125,3 +135,14 @@ def test_transfer_that_is_not_slow_is_not_spoken_of() -> None:
     """A link that is half used and nothing else that stands out."""
     load = moved(50, 0.01, 200e6, 0.001, 30)
     assert "transfers of KV" not in words(load, at("a", "InfiniBand 400"))
+
+
+def test_each_lack_of_a_learned_cost_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that take turns, as traffic comes and goes, do not fill the terminal."""
+    found = iter([Unknown("prefill_ms", "few"), Unknown("step_ms", "few")] * 3)
+    monkeypatch.setattr(attached_advice, "cost_from_traffic", lambda *_: next(found))
+    said: list[str] = []
+    advisor = AttachedAdvisor(MagicMock(), said.append)
+    for _ in range(6):
+        advisor._learn()
+    assert said == ["costs       not learned from the last 600 s: few"] * 2
