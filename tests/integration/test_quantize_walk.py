@@ -260,12 +260,19 @@ def measured(verdict: Verdict, low: float, high: float, kv_type: str) -> RungRes
 
 
 @pytest.mark.parametrize(
-    ("binds", "kv_type", "low", "high", "holds"),
+    ("binds", "kv_type", "low", "high", "said"),
     [
-        (True, "q8_0", 0.95, 1.04, True),
-        (True, "q8_0", 1.01, 1.04, False),
-        (True, "f16", 0.95, 1.04, False),
-        (False, "f16", 0.90, 0.97, True),
+        (True, "q8_0", 0.95, 1.04, ""),
+        (True, "q8_0", 1.01, 1.04, "; slower: 1.025 [1.010, 1.040] lies above 1"),
+        (
+            True,
+            "f16",
+            0.95,
+            1.04,
+            "; not faster: 0.995 [0.950, 1.040] does not lie below the bar 1.000",
+        ),
+        (False, "f16", 0.90, 0.97, ""),
+        (False, "f16", 0.984, 0.998, "its ratio is not below the bar 0.990"),
     ],
 )
 async def test_rung_is_confirmed_by_what_it_was_chosen_by(
@@ -275,7 +282,7 @@ async def test_rung_is_confirmed_by_what_it_was_chosen_by(
     kv_type: str,
     low: float,
     high: float,
-    holds: bool,
+    said: str,
 ) -> None:
     """Where KV binds a rung of fewer KV bytes need not be faster, only not shown to be slower."""
     ask = QuantizeAsk(model="m", folder=tmp_path, texts=(), kv_binds=binds)
@@ -286,5 +293,7 @@ async def test_rung_is_confirmed_by_what_it_was_chosen_by(
         return again
 
     monkeypatch.setattr(quantizer, "_measure", measure)
-    found = await quantizer._confirm(cast(Original, None), again, None)
-    assert found.holds is holds
+    original = measured(Verdict.PASS, 0.99, 1.01, "f16")
+    found = await quantizer._confirm(cast(Original, None), again, None, original)
+    assert found.holds is (not said)
+    assert said in found.because

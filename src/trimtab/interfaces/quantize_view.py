@@ -7,7 +7,7 @@ from rich.table import Table
 
 from trimtab.core.types import Verdict
 from trimtab.engines.gguf_tensors import LINEAR
-from trimtab.quality.ladder import Ratio, RungResult
+from trimtab.quality.ladder import Ratio, RungResult, bar_of
 from trimtab.quality.quantized import Plan, Quantized
 from trimtab.quality.rung_results import loss_gate
 from trimtab.quality.sensitivity import GroupChoice
@@ -113,9 +113,11 @@ def noise_floor_words(found: Quantized) -> tuple[str, ...]:
         "latency and cost": speed.score,
     }
     told = ", ".join(f"{name} {ratio_words(ratio)}" for name, ratio in named.items())
+    bar = bar_of(original)
     lines = [
         f"noise floor of speed, {original.rung.label} beside itself in {speed.tpot_ms.n} rounds: {told}; "
-        "a rung inside these bounds is no faster"
+        f"a rung is faster only where its latency and cost are below {bar.ratio:.3f} and all of their interval is "
+        f"below {bar.high:.3f}"
     ]
     apart = [
         name

@@ -225,9 +225,8 @@ def choose(results: Sequence[RungResult], *, kv_binds: bool) -> RungChoice:
     original = results[0].rung.label
     able = [one for one in results if _can_be_chosen(one, kv_binds)]
     best: RungResult | None = None
-    bar = bar_of(results[0])
     for one in sorted(able, key=lambda each: -each.bits_per_weight):
-        if _is_better(one, best, bar):
+        if _is_better(one, best, results[0]):
             best = one
     if best is None or best.speed is None or best.speed.score.interval is None:
         return RungChoice(rung=original, because=_nothing_words(results, able))
@@ -254,27 +253,75 @@ def _can_be_chosen(one: RungResult, kv_binds: bool) -> bool:
     return one.elsewhere is Verdict.PASS and told == {Verdict.PASS, Verdict.FAIL}
 
 
-def bar_of(original: RungResult) -> float:
-    """Return what a rung's whole interval must lie below to be faster and cheaper, as a part of the original's.
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rung must lie below to be faster and cheaper, as parts of the original's latency and cost.
 
-    1, unless the original came out faster than itself beyond noise: then its arms are not alike, and what that may
-    amount to is no gain of any rung.
+    `high`: the high end of its interval; `ratio`: its ratio.
+    """
+
+    high: float = 1.0
+    ratio: float = 1.0
+
+
+def bar_of(original: RungResult) -> Bar:
+    """Return the bar that the original beside itself sets; 1 for both parts where that was not measured.
+
+    A ratio inside the bounds of the original beside itself is no gain of a rung. Where the original came out faster
+    than itself beyond noise its arms are not alike: then a rung's whole interval must lie below those bounds.
     """
     found = None if original.speed is None else original.speed.score.interval
-    return found.low if found is not None and found.high < 1.0 else 1.0
+    if found is None:
+        return Bar()
+    return Bar(high=found.low if found.high < 1.0 else 1.0, ratio=min(1.0, found.low))
 
 
-def _is_better(one: RungResult, best: RungResult | None, bar: float) -> bool:
+def why_not_faster(score: Ratio | None, bar: Bar) -> str:
+    """Say why a rung of that latency and cost does not count as faster; empty where it does."""
+    if score is None or score.ratio is None or score.interval is None:
+        return "its latency and cost have no interval"
+    low, high = score.interval.low, score.interval.high
+    told = f"{score.ratio:.3f} [{low:.3f}, {high:.3f}]"
+    if not high < bar.high:
+        return f"{told} does not lie below the bar {bar.high:.3f}"
+    if not score.ratio < bar.ratio:
+        return (
+            f"{told} lies below {bar.high:.3f}, but its ratio is not below the bar {bar.ratio:.3f}, the low end of "
+            "the original beside itself"
+        )
+    return ""
+
+
+def why_slower(score: Ratio | None) -> str:
+    """Say why a rung is shown to be slower and dearer than the original; empty where it is not."""
+    if score is None or score.ratio is None or score.interval is None:
+        return "its latency and cost have no interval"
+    low, high = score.interval.low, score.interval.high
+    return f"{score.ratio:.3f} [{low:.3f}, {high:.3f}] lies above 1" if low > 1.0 else ""
+
+
+def spares_kv(one: RungResult, original: RungResult) -> bool:
+    """Whether a rung's KV takes fewer bytes than the original's, which is reason enough for it where KV binds.
+
+    Where bytes are not known its type decides. A type of as many bytes (bf16 for f16) spares nothing.
+    """
+    ours, theirs = one.kv_bytes_per_token, original.kv_bytes_per_token
+    if ours is None or theirs is None:
+        return one.rung.lowers_kv
+    return one.rung.lowers_kv and ours < theirs
+
+
+def _is_better(one: RungResult, best: RungResult | None, original: RungResult) -> bool:
     """Whether a rung with fewer bits is told apart from the best so far, and from the original.
 
     A rung of another KV precision is only asked where KV binds.
     """
     if one.speed is None or one.speed.score.interval is None or one.speed.score.ratio is None:
         return False
-    if best is None and not one.rung.lowers_kv:
-        return one.speed.score.interval.high < bar
+    by_kv = spares_kv(one, original)
+    if not by_kv and why_not_faster(one.speed.score, bar_of(original)):
+        return False
     if best is None:
-        return one.speed.score.interval.low <= 1.0
+        return not by_kv or not why_slower(one.speed.score)
     assert best.speed is not None
     assert best.speed.score.ratio is not None
     narrower = sum(v is Verdict.PASS for v in one.kinds.values()) < sum(

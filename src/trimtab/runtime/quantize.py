@@ -13,7 +13,15 @@ import msgspec
 
 from trimtab.core.ports import Clock, LaunchError
 from trimtab.quality.eval_scores import eval_gate, eval_gates, floors_of, kinds_of
-from trimtab.quality.ladder import Rung, RungResult, bar_of, choose
+from trimtab.quality.ladder import (
+    Rung,
+    RungResult,
+    bar_of,
+    choose,
+    spares_kv,
+    why_not_faster,
+    why_slower,
+)
 from trimtab.quality.loss import TextScore
 from trimtab.quality.paired import PairedResult
 from trimtab.quality.quantized import Confirmation, Quantized
@@ -117,7 +125,7 @@ class Quantizer:
         confirmation = None
         if self._ask.confirm and not chosen.rung.is_original:
             self._say(f"{chosen.rung.label}, once more", 0.92)
-            confirmation = await self._confirm(original, chosen, found, bar_of(results[0]))
+            confirmation = await self._confirm(original, chosen, found, results[0])
         holds = confirmation is None or confirmation.holds
         artifact = await self._artifact(chosen, found) if holds else None
         await asyncio.to_thread(ended, self._ask)
@@ -324,22 +332,25 @@ class Quantizer:
         )
 
     async def _confirm(
-        self, original: Original, chosen: RungResult, found: Sensitivity | None, bar: float = 1.0
+        self,
+        original: Original,
+        chosen: RungResult,
+        found: Sensitivity | None,
+        beside_itself: RungResult,
     ) -> Confirmation:
+        """Measure the chosen rung once more and hold it to what it was chosen by."""
         result = await self._measure(original, chosen.rung, found)
-        again = result.speed.score.interval if result.speed else None
+        again = result.speed.score if result.speed else None
         # As it was chosen: fewer bytes of KV count where they bind, unless the rung is shown to be slower.
-        by_kv = self._ask.kv_binds and chosen.rung.lowers_kv
-        bound = None if again is None else again.low if by_kv else again.high
-        faster = bound is not None and (bound <= 1.0 if by_kv else bound < bar)
+        by_kv = self._ask.kv_binds and spares_kv(chosen, beside_itself)
+        refused = why_slower(again) if by_kv else why_not_faster(again, bar_of(beside_itself))
         told = (result.verdict, result.kinds, result.elsewhere)
-        holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and faster
-        words = (
-            f"second run: {result.verdict.value} ({result.because}); latency and cost "
-            f"{result.speed.score.ratio:.2f} of the original"
-            if result.speed and result.speed.score.ratio
-            else f"second run: {result.verdict.value} ({result.because})"
-        )
+        holds = told == (chosen.verdict, chosen.kinds, chosen.elsewhere) and not refused
+        words = f"second run: {result.verdict.value} ({result.because})"
+        if again is not None and again.ratio:
+            words += f"; latency and cost {again.ratio:.2f} of the original"
+        if refused:
+            words += f"; {'slower' if by_kv else 'not faster'}: {refused}"
         return Confirmation(result=result, holds=holds, because=words)
 
     async def _artifact(self, chosen: RungResult, found: Sensitivity | None) -> str | None:

@@ -246,12 +246,13 @@ def test_record_for_vllm_says_how_its_servers_are_started() -> None:
 
 
 def test_original_beside_itself_is_shown_as_the_noise_floor() -> None:
-    """Its own line has its intervals, and words say that a rung inside them is no faster."""
+    """Its own line has its intervals, and words say below what a rung is faster."""
     walk = found(result("q8", 0.8, BOTH))
     assert [row[0] for row in rows_of(walk)] == ["f16, beside itself", "q8 \u2190"]
     floor = noise_floor_words(walk)[0]
     assert "f16 beside itself in 4 rounds" in floor
     assert "TPOT 1.00 [0.98, 1.02]" in floor
+    assert "are below 0.980 and all of their interval is below 1.000" in floor
     assert floor in page(walk)
 
 

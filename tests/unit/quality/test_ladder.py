@@ -2,21 +2,25 @@
 
 import math
 
+import msgspec
 import pytest
 
 from trimtab.core.stats import Interval
 from trimtab.core.types import Verdict
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group, TensorKind
 from trimtab.quality.ladder import (
+    Bar,
     Ratio,
     Rung,
     RungResult,
     Speed,
     Stage,
+    bar_of,
     choose,
     llamacpp_ladder,
     ratio_of,
     verdict_of,
+    why_not_faster,
 )
 from trimtab.quality.paired import Direction, Margin, PairedResult
 
@@ -250,3 +254,44 @@ def test_rung_no_faster_than_the_original_beside_itself_is_not_chosen() -> None:
     assert choose([biased, near, far], kv_binds=False).rung == "far"
     slower = result("f16", 16, 1.1, BOTH_PASS)
     assert choose([slower, near], kv_binds=False).rung == "near"
+
+
+def test_rung_inside_the_bounds_of_the_original_beside_itself_is_not_chosen() -> None:
+    """Its own interval may lie below 1: the original came out that far from itself, too."""
+    noisy = result("f16", 16, 0.98, BOTH_PASS, width=0.1)
+    inside, below = result("inside", 9, 0.92, BOTH_PASS), result("below", 9, 0.87, BOTH_PASS)
+    assert choose([noisy, inside], kv_binds=False).rung == "f16"
+    assert choose([noisy, below], kv_binds=False).rung == "below"
+    wide = result("below", 9, 0.87, BOTH_PASS, width=0.14)
+    assert choose([noisy, wide], kv_binds=False).rung == "f16"
+
+
+def test_rung_that_does_not_lower_kv_is_held_to_the_bar_after_one_that_does() -> None:
+    """KV may be best without being faster; weights that are lowered after it have to be."""
+    noisy = result("f16", 16, 1.0, BOTH_PASS, width=0.1, kv_bytes=200.0)
+    kv = result("f16", 16, 0.99, BOTH_PASS, kv="q8_0", kv_bytes=100.0)
+    inside = result("q8", 8, 0.95, BOTH_PASS, kv_bytes=200.0)
+    below = result("q8", 8, 0.85, BOTH_PASS, kv_bytes=200.0)
+    assert choose([noisy, kv, inside], kv_binds=True).rung == "f16, KV q8_0"
+    assert choose([noisy, kv, below], kv_binds=True).rung == "q8"
+
+
+def test_kv_type_of_as_many_bytes_is_no_gain_where_kv_binds() -> None:
+    """bf16 in the place of f16 spares nothing: it has to be faster as any other rung."""
+    original = result("f16", 16, 1.0, BOTH_PASS, kv_bytes=200.0)
+    other = result("f16", 16, 0.99, BOTH_PASS, kv="bf16", kv_bytes=200.0)
+    assert choose([original, other], kv_binds=True).rung == "f16"
+
+
+def test_why_a_rung_is_not_faster_has_its_interval_and_the_bar() -> None:
+    """Both conditions say what they hold a rung to."""
+    bar = bar_of(result("f16", 16, 1.0, BOTH_PASS, width=0.1))
+    assert (bar.high, bar.ratio) == (1.0, 0.9)
+    assert why_not_faster(ratio(0.85), bar) == ""
+    assert (
+        why_not_faster(ratio(0.99), bar) == "0.990 [0.970, 1.010] does not lie below the bar 1.000"
+    )
+    inside = why_not_faster(ratio(0.93), bar)
+    assert inside.startswith("0.930 [0.910, 0.950] lies below 1.000, but its ratio is not below")
+    assert "the bar 0.900, the low end of the original beside itself" in inside
+    assert bar_of(msgspec.structs.replace(ORIGINAL, speed=None)) == Bar()
