@@ -12,6 +12,7 @@ from trimtab.core.config import Config
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
 from trimtab.runtime.fleet_known import known_of
+from trimtab.runtime.model import find_model
 from trimtab.runtime.model_folder import find_folder
 
 
@@ -50,6 +51,27 @@ def test_what_is_no_whole_folder_of_weights_is_refused(tmp_path: Path) -> None:
         find_folder(str(folder))
     path.unlink()
     with pytest.raises(LaunchError, match=r"holds no \*\.safetensors"):
+        find_folder(str(folder))
+
+
+@pytest.mark.parametrize("path", ["a\0b", "~no-such-user-here/model"])
+def test_what_can_be_no_path_is_refused_as_any_other_bad_path(path: str) -> None:
+    """A NUL byte and a home of nobody, which a lever record or an option may hold."""
+    with pytest.raises(LaunchError, match="is no path"):
+        find_folder(path)
+    with pytest.raises(LaunchError, match="is no path"):
+        find_model(path)
+    for engine in ("vllm", "llamacpp"):
+        with pytest.raises(LeverRecordError, match=r"\$\.revision\.model: .* is no path"):
+            known_of(fleet(engine)).find_model(path)
+
+
+def test_folder_whose_index_names_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A shard that was not fetched: the engine would not start with it."""
+    folder = made(tmp_path / "small", files=2)
+    assert find_folder(str(folder)).name == "small"
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(LaunchError, match=r"is in model-1\.safetensors, and it is not"):
         find_folder(str(folder))
 
 

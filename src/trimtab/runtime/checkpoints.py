@@ -2,18 +2,16 @@
 
 import hashlib
 import json
-import mmap
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from trimtab.core.ports import EngineFormatError, LaunchError
+from trimtab.core.ports import LaunchError
 from trimtab.engines.compressed_tensors import (
     CheckpointPlan,
     encoded,
@@ -23,11 +21,10 @@ from trimtab.engines.compressed_tensors import (
 )
 from trimtab.engines.gguf_tensors import Group
 from trimtab.engines.low_precision import Floats, from_bf16
-from trimtab.engines.safetensors import StoredTensor, header_of, read_tensors
+from trimtab.engines.safetensors import StoredTensor, header_of
 from trimtab.runtime.model_copy import write_parts
+from trimtab.runtime.model_folder import CONFIG, INDEX, files_of, json_of, mapped, tensors_of
 
-CONFIG: Final = "config.json"
-INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = "tokenizer.json"
 SPARE_BYTES: Final = 64 * 1024 * 1024
 _FLOATS: Final = ("BF16", "F16", "F32")
@@ -53,18 +50,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read what a folder holds and check that it is whole; raises `LaunchError` that names the file and the fix."""
-    config = _json(folder / CONFIG)
+    config = json_of(folder / CONFIG)
     if "quantization_config" in config:
         raise LaunchError(f"{folder} is quantized already: name the folder of the original weights")
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise LaunchError(f"{folder} holds no *.safetensors: other formats are not read")
-    files: dict[str, tuple[StoredTensor, ...]] = {}
-    for name in names:
-        path = folder / name
-        with _mapped(path) as view:
-            files[name] = _read(path, view)
-    _check_index(folder, files)
+    files = files_of(folder)
     found = Checkpoint(folder=folder, config=config, files=files)
     if all(place_of_weight(one.name).group in _NOT_LINEAR for one in found.tensors):
         kinds = config.get("architectures") or ["unnamed"]
@@ -79,23 +68,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 _NOT_LINEAR: Final = (Group.OTHER, Group.EMBEDDING, Group.HEAD)
 
 
-def _read(path: Path, view: memoryview) -> tuple[StoredTensor, ...]:
-    try:
-        return read_tensors(view, file_bytes=len(view))
-    except EngineFormatError as error:
-        raise LaunchError(f"{path} is no whole safetensors file: {error}") from error
-
-
-def _check_index(folder: Path, files: Mapping[str, tuple[StoredTensor, ...]]) -> None:
-    if not (folder / INDEX).is_file():
-        return
-    held = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
-    weights = _json(folder / INDEX).get("weight_map")
-    for tensor, name in weights.items() if isinstance(weights, dict) else ():
-        if held.get(tensor) != name:
-            raise LaunchError(f"{folder / INDEX} says that {tensor} is in {name}, and it is not")
-
-
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raise `LaunchError` where the tokenizer has tokens that the model has no embedding for."""
     path = checkpoint.folder / TOKENIZER
@@ -106,7 +78,7 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
     ]
     if not path.is_file() or not rows:
         return
-    told = _json(path)
+    told = json_of(path)
     model = told.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
@@ -139,7 +111,7 @@ def weights_in(checkpoint: Checkpoint, names: frozenset[str]) -> Iterator[tuple[
     """Yield the values of some tensors; raises `LaunchError` for one that is not finite."""
     for file, tensors in checkpoint.files.items():
         wanted = [tensor for tensor in tensors if tensor.name in names]
-        with _mapped(checkpoint.folder / file) as view:
+        with mapped(checkpoint.folder / file) as view:
             for tensor in wanted:
                 yield tensor.name, _values(checkpoint.folder / file, tensor, view)
 
@@ -178,7 +150,7 @@ def _write(checkpoint: Checkpoint, made: Path, plan: CheckpointPlan) -> None:
         if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG, INDEX):
             shutil.copyfile(path, made / path.name)
     for name in checkpoint.files:
-        with _mapped(checkpoint.folder / name) as view:
+        with mapped(checkpoint.folder / name) as view:
             write_parts(made / name, _parts(checkpoint, name, view, plan))
     config = dict(checkpoint.config)
     if (quantized := quantization_config(plan)) is not None:
@@ -225,8 +197,7 @@ def _planned(checkpoint: Checkpoint, plan: CheckpointPlan) -> list[StoredTensor]
 def _check_written(made: Path, checkpoint: Checkpoint, plan: CheckpointPlan) -> None:
     """Read back what was written; raises `LaunchError` where a file does not hold what was planned."""
     for name, tensors in checkpoint.files.items():
-        with _mapped(made / name) as view:
-            found = {(one.name, one.dtype, one.shape) for one in _read(made / name, view)}
+        found = {(one.name, one.dtype, one.shape) for one in tensors_of(made / name)}
         planned = {(one.name, one.dtype, one.shape) for one in _stored(tensors, plan)}
         if found != planned:
             raise LaunchError(f"{made / name} does not hold what was to be written")
@@ -248,8 +219,7 @@ def written_tensors(folder: Path) -> tuple[StoredTensor, ...]:
     """Return what a folder's files hold; raises `LaunchError`."""
     found: list[StoredTensor] = []
     for path in sorted(folder.glob("*.safetensors")):
-        with _mapped(path) as view:
-            found += _read(path, view)
+        found += tensors_of(path)
     return tuple(found)
 
 
@@ -272,25 +242,3 @@ def _values(path: Path, tensor: StoredTensor, view: memoryview) -> Floats:
             f"{path}: {tensor.name} has {bad:,} values that are no numbers (NaN or infinite): the weights are broken"
         )
     return values
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise LaunchError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise LaunchError(f"{path} is no JSON object: {error}") from error
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    """Map a file to be read; raises `LaunchError` for one that is missing or empty."""
-    if not path.is_file() or path.stat().st_size == 0:
-        raise LaunchError(f"{path} is missing or empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        view = memoryview(data)
-        try:
-            yield view
-        finally:
-            view.release()

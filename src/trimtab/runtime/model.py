@@ -33,7 +33,7 @@ def find_model(path: str, *, blocked_weights: bool = False) -> Model:
     with `blocked_weights` it is its copy in `runtime.model_copy`.
     """
     if path:
-        found = Path(path).expanduser().resolve()
+        found = resolved(path)
         check_model(str(found))
         return Model(path=str(found), sha256=_sha256(found), name=found.stem)
     packaged = _packaged_path()
@@ -48,6 +48,15 @@ def find_model(path: str, *, blocked_weights: bool = False) -> Model:
         copy, digest = blocked_copy(packaged, digest)
         return Model(path=str(copy), sha256=digest, name=PACKAGED_NAME)
     return Model(path=str(packaged), sha256=digest, name=PACKAGED_NAME)
+
+
+def resolved(path: str) -> Path:
+    """Return where a model lies by a path as a person wrote it; raises `LaunchError` for one that can be no path."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        # A home of nobody, links in a ring, a NUL byte.
+        raise LaunchError(f"the model {path!r} is no path: {error}") from error
 
 
 def lies_whole(model: Model) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 import trimtab.engines
 from trimtab.core.ports import LaunchError
+from trimtab.runtime.model import resolved
 
 REQUIREMENTS: Final = Path(trimtab.engines.__file__).with_name("vllm_requirements.txt")
 PLUGINS: Final = Path(trimtab.engines.__file__).with_name("vllm_plugins")
@@ -36,7 +37,7 @@ class VllmEnvironment(msgspec.Struct, frozen=True):
 
     def model(self, name: str) -> Path:
         """Return the folder of a checkpoint by its name here, or of a path; raises `LaunchError`."""
-        folder = self.checkpoints / name if name in CHECKPOINTS else Path(name).expanduser()
+        folder = self.checkpoints / name if name in CHECKPOINTS else resolved(name)
         if not (folder / "config.json").is_file():
             raise LaunchError(
                 f"there is no model at {folder}: name one of {', '.join(CHECKPOINTS)} (make engine-vllm makes them) "
