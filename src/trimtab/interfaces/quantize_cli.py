@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from trimtab.engines.kv_types import BY_ENGINE
 from trimtab.engines.vllm_checks import GARBAGE_KV_TYPES
 from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
@@ -24,6 +25,7 @@ from trimtab.interfaces.trial import (
 )
 from trimtab.interfaces.tune_console import TuneConsole
 from trimtab.quality.eval_scores import RUNS_DEFAULT, Harness
+from trimtab.quality.ladder import ORIGINAL_KV, ORIGINAL_KV_VLLM
 from trimtab.quality.quantized import Plan, Quantized
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.quality_evals import read_evals
@@ -36,10 +38,13 @@ JSON_NAME, SCORES_NAME = "quantized.json", "scores.jsonl"
 
 
 KV_TYPES = {
-    WalkEngine.LLAMACPP: ("f16", "q8_0", "q4_0"),
-    WalkEngine.VLLM: ("auto", "fp8", "fp8_e5m2", *sorted(GARBAGE_KV_TYPES)),
+    WalkEngine.LLAMACPP: BY_ENGINE[WalkEngine.LLAMACPP],
+    # A version may have mended what is known as garbage: the walk measures it if asked to, and refuses it.
+    WalkEngine.VLLM: (*BY_ENGINE[WalkEngine.VLLM], *sorted(GARBAGE_KV_TYPES)),
 }
-"""By engine, the original's first, then the one that is measured unasked."""
+ORIGINALS = {WalkEngine.LLAMACPP: ORIGINAL_KV, WalkEngine.VLLM: ORIGINAL_KV_VLLM}
+UNASKED = {WalkEngine.LLAMACPP: "q8_0", WalkEngine.VLLM: "fp8"}
+"""What is measured beside the original's where `--kv` is not given."""
 
 
 class _NamedText(click.ParamType[tuple[str, Path]]):
@@ -229,7 +234,7 @@ def _ask_of(
         folder=report,
         texts=named_texts(texts) if texts else standard_texts(TEXTS_EACH),
         positions=positions,
-        kv_types=tuple(dict.fromkeys((known[0], *(kv_types or known[1:2])))),
+        kv_types=tuple(dict.fromkeys((ORIGINALS[kind], *(kv_types or (UNASKED[kind],))))),
         rounds=rounds,
         evals=read_evals(
             evals,
