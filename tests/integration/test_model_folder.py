@@ -5,15 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from case_kit import other_weights
 from checkpoint_kit import made
+from control_kit import HandClock
 from events_kit import REVISION
 
 from trimtab.core.config import Config
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
+from trimtab.rollout.short_record import complete, parse_record
 from trimtab.runtime.fleet_known import known_of
 from trimtab.runtime.model import find_model
 from trimtab.runtime.model_folder import find_folder
+from trimtab.runtime.secret import Secret
 
 
 def weights(folder: Path) -> Path:
@@ -78,7 +82,11 @@ def test_folder_whose_index_names_a_missing_file_is_refused(tmp_path: Path) -> N
 def fleet(engine: str) -> Any:
     """A fleet of an engine, as far as a lever record asks it."""
     return SimpleNamespace(
-        config=Config(), attached=object(), baseline=REVISION.replace(engine=engine)
+        config=Config(),
+        attached=object(),
+        clock=HandClock(),
+        secret=Secret(bytes(32)),
+        baseline=REVISION.replace(engine=engine),
     )
 
 
@@ -88,3 +96,17 @@ def test_fleet_of_vllm_takes_a_folder_as_the_model_of_a_lever(tmp_path: Path) ->
     assert known_of(fleet("vllm")).find_model(str(folder)) == find_folder(str(folder))
     with pytest.raises(LeverRecordError, match=r"\$\.revision\.model"):
         known_of(fleet("llamacpp")).find_model(str(folder))
+
+
+def test_rule_about_weights_of_attached_servers_is_refused_with_why(tmp_path: Path) -> None:
+    """Which weights they run is not seen: neither the folder nor the baseline is read as a file."""
+    folder = made(tmp_path / "w8a8")
+    text = other_weights("lm_head").replace("four-bit", str(folder))
+    with pytest.raises(LeverRecordError) as refused:
+        complete(
+            parse_record(text, source="lever.toml"),
+            baseline=REVISION.replace(engine="vllm"),
+            now_s=1.0,
+            known=known_of(fleet("vllm")),
+        )
+    assert str(refused.value).startswith("$.revision.keep: the weights that an attached server")

@@ -34,7 +34,7 @@ def known_of(system: System) -> Known:
         not_combinable=pairs,
         peak_concurrency=lambda last_s: _busiest(system, last_s),
         find_model=lambda path: _find_model(path, system.baseline.engine),
-        weights_of=_weights_of,
+        weights_of=_unseen_weights if system.attached is not None else _weights_of,
         hide=lambda cut: hidden(cut, system.secret.digest),
     )
 
@@ -50,6 +50,13 @@ def _find_model(path: str, engine: str) -> Model:
         return find_folder(path) if engine == vllm.NAME else find_model(path)
     except LaunchError as error:
         raise LeverRecordError(f"$.revision.model: {error}") from error
+
+
+def _unseen_weights(_: str) -> Mapping[str, float]:
+    raise LeverRecordError(
+        "$.revision.keep: the weights that an attached server runs are not seen, so nothing can be held against them; "
+        "leave `keep` out, and read what was lowered from the report of `trimtab quantize`"
+    )
 
 
 def _weights_of(path: str) -> Mapping[str, float]:
