@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from draft_kit import REVISION, FakeStage, Law, ask_of
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.core.lever import TriggerSignal
@@ -64,8 +64,8 @@ def test_every_record_that_is_written_completes_and_drafts_at_the_batch_asked_ab
 ) -> None:
     """It goes off above that batch, with room to come back below."""
     text = record_of(measured, points_of(gains, half), batch)
-    assume(text is not None)
-    assert text is not None
+    if text is None:
+        return
     record = complete(parse_record(text, source="lever.toml"), baseline=REVISION, now_s=0.0)
     (spec,) = [one for one in record.triggers if one.signal is TriggerSignal.BATCH]
     assert spec.off_at > batch
