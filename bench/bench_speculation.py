@@ -61,16 +61,28 @@ def judged(found: Speculated) -> Iterator[tuple[bool, str]]:
         "no gain is claimed of other free text that is not there: "
         + (", ".join(_told(one) for one in free) or "none was asked"),
     )
-    even = found.plan.break_even.batch
-    above = [one for one in found.plan.choices if even is not None and one.batch > even]
-    yield (
-        all(one.depth == 0 for one in above),
-        f"off above the break-even ({'not reached' if even is None else f'{even:.1f}'}): "
-        + (", ".join(f"{one.depth or 'none'} at {one.batch}" for one in above) or "nothing above"),
-    )
+    yield _above(found)
     yield (
         found.rule_drafted == found.engine_drafted,
         f"the rule drafts what the engine drafts: {found.rule_drafted} and {found.engine_drafted} tokens",
+    )
+
+
+def _above(found: Speculated) -> tuple[bool, str]:
+    """Hold what was measured above the break-even against it: nothing is drafted there, so nothing may gain there."""
+    even = found.plan.break_even.batch
+    above = [one for one in found.points if one.depth and even is not None and one.batch > even]
+    told = [(one, one.tokens_per_s.interval) for one in above if one.tokens_per_s is not None]
+    gains = [
+        f"depth {one.depth} at {one.batch} [{bounds.low:.2f}, {bounds.high:.2f}]"
+        for one, bounds in told
+        if bounds is not None and bounds.low > 1.0
+    ]
+    where = "not reached" if even is None else f"{even:.1f}"
+    return (
+        not gains,
+        f"no depth measured above the break-even ({where}) gains beyond noise, of {len(above)} measured there: "
+        + (", ".join(gains) or "none does"),
     )
 
 

@@ -79,7 +79,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     "--batches",
     type=_Numbers(1, 256, whole=True),
     default=BATCHES,
-    help="Batches to measure; that of --batch is always among them.  [default: 1,2,4,8,16,32]",
+    help="Batches to measure; that of --batch is always among them, and a larger one.  [default: 1,2,4,8,16,32]",
 )
 @click.option(
     "--depths",

@@ -85,7 +85,9 @@ def lever_record(found: Speculated) -> str | None:
         low=min(one.low for one in bounds),
         high=max(one.high for one in bounds),
         measured=toml_text(f"measured at one stream, {n} requests with and without drafts in turn"),
-        triggers="".join(_trigger(one) for one in triggers_of(found.table, off_at=off_at(found))),
+        triggers="".join(
+            _trigger(one) for one in triggers_of(found.table, fitted=found.plan.alone)
+        ),
     )
 
 
@@ -93,14 +95,14 @@ def _premise(found: Speculated) -> str:
     ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in found.table.ratios())
     return (
         f"aggregate throughput with drafts of up to {found.speculation.draft_tokens_max} tokens on "
-        f"{found.judged_label}: {ratios}; break-even {found.plan.alone.told}"
+        f"{found.judged_label}, measured: {ratios}; break-even by the fit of predicted step times and measured "
+        f"intervals: {found.plan.alone.told}"
     )
 
 
 def off_at(found: Speculated) -> float:
     """Return the batch above which the record's depth goes off: its break-even, or the largest batch measured."""
-    even = found.plan.alone
-    return float(even.measured_to) if even.batch is None else round(even.batch, 1)
+    return found.plan.alone.off_at
 
 
 def _condition(found: Speculated) -> str:

@@ -184,8 +184,8 @@ def _premise(situation: Situation, table: SpeculationTable | None) -> str:
     decode = situation.diagnosis.phase(Phase.DECODE)
     bound = "unknown" if decode is None or decode.resource is None else decode.resource.value
     return (
-        f"aggregate throughput with drafting on {table.content}: {ratios}; break-even batch {shown}; observed "
-        f"decode batch {seen}; decode is bound by {bound}; "
+        f"aggregate throughput with drafting on {table.content}, measured: {ratios}; break-even batch, on straight "
+        f"lines between those: {shown}; observed decode batch {seen}; decode is bound by {bound}; "
         + _judged_in_words(promises(situation.readings, table))
     ).rstrip("; ")
 

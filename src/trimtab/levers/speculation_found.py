@@ -1,8 +1,9 @@
 """What measuring speculation found: figures by batch and depth, by kind of traffic, and whether and where it pays.
 
-It pays where three things hold: at the batch that is asked about the depth with most tokens per time is not 0, the
-measured tokens per second are higher with it beyond noise, and in at least one cut a token takes less time, beyond
-noise too.
+It pays where four things hold: at the batch that is asked about the depth with most tokens per time is not 0, the
+measured tokens per second are higher with it beyond noise, in at least one cut a token takes less time, beyond noise
+too, and a replica of that one depth would still draft there: it goes off above that depth's own break-even, which lies
+lower than that of the best depth of every batch where another depth is best below.
 A cut that is bound to a schema is left out unless its answers were as valid with drafts as without: no gain buys an
 answer that does not parse. A cut that shows no gain is left out; nothing is claimed of one that was not measured.
 """
@@ -16,7 +17,7 @@ import msgspec
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Constraint
-from trimtab.levers.speculation_depths import DepthChoice, DepthPlan, PointFigures
+from trimtab.levers.speculation_depths import DepthChoice, DepthPlan, PointFigures, gains_of
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import BreakEven, StepTimes
 from trimtab.quality.ladder import Ratio
@@ -134,24 +135,75 @@ def schema_combinable(cuts: Sequence[CutFigures]) -> bool | None:
 
 
 def verdict(
-    chosen: DepthChoice, point: PointFigures | None, gaining: Sequence[str], even: BreakEven
+    chosen: DepthChoice,
+    depth: int,
+    points: Sequence[PointFigures],
+    gaining: Sequence[str],
+    plan: DepthPlan,
 ) -> tuple[bool, str]:
-    """Say whether it pays at the batch asked about, and why."""
+    """Say whether it pays at the batch asked about, and why; `depth`: the one that a replica would run.
+
+    `points` has that depth at that batch. Where it pays, `plan.alone.off_at` lies above that batch.
+    """
     at = f"at {chosen.batch} streams"
-    if chosen.depth == 0 and even.batch and even.batch < chosen.batch:
-        return False, f"{at} nothing is drafted: the break-even is {even.batch:.1f} streams"
-    if chosen.depth == 0 or point is None:
-        return False, f"{at} no depth gives more tokens per second than none"
+    if chosen.depth == 0:
+        return False, f"{at} {_none_drafted(chosen.batch, depth, points, plan.break_even)}"
+    point = next(one for one in points if (one.batch, one.depth) == (chosen.batch, depth))
+    shown = _gain_words(point)
+    bounds = None if point.tokens_per_s is None else point.tokens_per_s.interval
+    if shown is None or bounds is None:
+        return False, f"{at} depth {depth} was measured in too few rounds to tell"
+    if bounds.low <= 1.0:
+        return False, f"{at} {shown}: no gain beyond noise"
+    if not gaining:
+        return (
+            False,
+            f"{at} {shown}, but no kind of traffic has a shorter time per token beyond noise",
+        )
+    if plan.alone.off_at <= chosen.batch:
+        return False, f"{at} {shown}, but {_goes_off(depth, points, plan.alone)}"
+    where = ", ".join(label or "all traffic" for label in gaining)
+    return True, f"{at} {shown}; it gains on {where}; break-even {plan.alone.told}"
+
+
+def _gain_words(point: PointFigures) -> str | None:
+    """Say what a depth gives at its batch; None where too few rounds were measured."""
     ratio = point.tokens_per_s
     if ratio is None or ratio.interval is None or ratio.ratio is None:
-        return False, f"{at} depth {point.depth} was measured in too few rounds to tell"
-    shown = (
-        f"{at} depth {point.depth} gives {ratio.ratio:.2f} of the tokens per second "
+        return None
+    return (
+        f"depth {point.depth} gives {ratio.ratio:.2f} of the tokens per second "
         f"[{ratio.interval.low:.2f}, {ratio.interval.high:.2f}] in {ratio.n} rounds"
     )
-    if ratio.interval.low <= 1.0:
-        return False, f"{shown}: no gain beyond noise"
-    if not gaining:
-        return False, f"{shown}, but no kind of traffic has a shorter time per token beyond noise"
-    where = ", ".join(label or "all traffic" for label in gaining)
-    return True, f"{shown}; it gains on {where}; break-even {even.told}"
+
+
+def _none_drafted(batch: int, depth: int, points: Sequence[PointFigures], even: BreakEven) -> str:
+    """Say why nothing is drafted at a batch; a gain that is there and not used is told."""
+    smallest = min(one.batch for one in points)
+    if even.batch is None or even.batch >= batch or batch == smallest:
+        return "by the fit no depth gives more tokens per second than none"
+    if even.batch > 0.0:
+        return f"nothing is drafted: the break-even is {even.batch:.1f} streams"
+    most = max(each.ratio for each in gains_of(points, smallest).values())
+    here = next(one for one in points if (one.batch, one.depth) == (batch, depth))
+    shown = _gain_words(here) if gains_of(points, batch)[depth].ratio > 1.0 else None
+    unused = f", and a gain at a larger batch is not used: {shown}" if shown else ""
+    return (
+        f"nothing is drafted: at batch {smallest} the best depth gives {most:.2f} of the tokens per second by the "
+        f"fit{unused}"
+    )
+
+
+def _goes_off(depth: int, points: Sequence[PointFigures], alone: BreakEven) -> str:
+    """Say why a replica of one depth would not draft at a batch at which that depth gains."""
+    if alone.batch is None:
+        return f"nothing was measured above batch {alone.measured_to}, so nothing says where it must go off"
+    one = "a replica runs one depth at every batch, and with this one"
+    if alone.batch > 0.0:
+        return f"{one} the break-even is {alone.told}: it would go off above {alone.off_at:.1f}"
+    smallest = min(each.batch for each in points)
+    gain = gains_of(points, smallest)[depth].ratio
+    return (
+        f"{one} batch {smallest} gives {gain:.2f} of the tokens per second by the fit (break-even: {alone.told}): it "
+        "would be off at every batch"
+    )

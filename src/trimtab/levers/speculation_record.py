@@ -19,6 +19,7 @@ from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import clamp_ratio
 from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
+from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.defaults import (
     TAIL_PROVEN_MARGIN,
     TPOT_MARGIN,
@@ -160,13 +161,15 @@ TEMPERATURES = (temperature_bucket(0.0), temperature_bucket(1.0))
 """Greedy and sampled: acceptance falls with temperature by design, so each is watched for itself."""
 
 
-def triggers_of(table: SpeculationTable, *, off_at: float | None = None) -> tuple[TriggerSpec, ...]:
+def triggers_of(
+    table: SpeculationTable, *, fitted: BreakEven | None = None
+) -> tuple[TriggerSpec, ...]:
     """Return the triggers: batch, net TPOT, acceptance and coverage; what drafts do, by temperature as well.
 
     So without a cut the signals of drafts are those of the temperature that does best (`rollout.signals`).
-    `off_at`: the batch above which it goes off, where more than the table tells of it.
+    `fitted`: the break-even by which it goes off, where a fit tells more of it than the table.
     """
-    off_at = off_batch(table) if off_at is None else off_at
+    off_at = off_batch(table) if fitted is None else fitted.off_at
     return (
         TriggerSpec(
             name="batch-over-break-even",
@@ -174,7 +177,7 @@ def triggers_of(table: SpeculationTable, *, off_at: float | None = None) -> tupl
             off_at=off_at,
             on_at=on_batch(off_at),
             off_when_above=True,
-            because=f"above batch {off_at:.1f} drafting was measured to lose aggregate throughput",
+            because=_why_off(table, off_at, fitted),
         ),
         *_drafts(None),
         *(
@@ -184,6 +187,17 @@ def triggers_of(table: SpeculationTable, *, off_at: float | None = None) -> tupl
             for each in _drafts(Cut(Dimension.TEMPERATURE, value))
         ),
     )
+
+
+def _why_off(table: SpeculationTable, off_at: float, fitted: BreakEven | None) -> str:
+    """Say why it goes off above a batch: a break-even is never measured itself, but lies between batches that are."""
+    even = table.break_even_batch() if fitted is None else fitted.batch
+    if even is None:
+        return f"nothing was measured above batch {off_at:g}"
+    loses = f"above batch {off_at:.1f} drafting loses aggregate throughput"
+    if fitted is None:
+        return f"{loses}, on straight lines between the measured batches"
+    return f"{loses} by the fit: {fitted.told}"
 
 
 def _drafts(cut: Cut | None) -> tuple[TriggerSpec, ...]:

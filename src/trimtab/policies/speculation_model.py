@@ -132,6 +132,11 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     measured_to: int
 
     @property
+    def off_at(self) -> float:
+        """The batch above which drafting goes off: it, to a tenth of a stream, or the largest batch measured."""
+        return float(self.measured_to) if self.batch is None else round(self.batch, 1)
+
+    @property
     def told(self) -> str:
         """It in words, with its range."""
         if self.batch is None:

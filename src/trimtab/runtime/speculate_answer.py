@@ -133,12 +133,7 @@ def answer_of(
     gaining, greedy_only = gaining_labels(cuts)
     plan = plan_depths(measured.points, depth)
     nearest = min(plan.choices, key=lambda one: abs(one.batch - ask.batch))
-    point = next(
-        (one for one in measured.points if (one.batch, one.depth) == (nearest.batch, depth)), None
-    )
-    pays, because = verdict(
-        nearest, point, gaining, plan.break_even if nearest.depth == 0 else plan.alone
-    )
+    pays, because = verdict(nearest, depth, measured.points, gaining, plan)
     drafted = drafted_by_rule(measured.pairs, match, depth)
     return Speculated(
         engine=f"{revision.engine}/{revision.engine_version}",

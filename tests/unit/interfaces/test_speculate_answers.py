@@ -121,6 +121,23 @@ def test_record_is_toml_whatever_a_label_is(paying: Speculated) -> None:
     assert f"label={label}" in tomllib.loads(text)["slice"]
 
 
+def test_record_says_what_is_measured_and_what_is_fitted(paying: Speculated) -> None:
+    """Its premise and the reason of its batch trigger tell the two apart."""
+    text = lever_record(paying)
+    assert text is not None
+    assert paying.plan.alone.batch is None
+    assert 'because = "nothing was measured above batch 8"' in text
+    even = BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=8)
+    plan = msgspec.structs.replace(paying.plan, alone=even)
+    text = lever_record(msgspec.structs.replace(paying, plan=plan))
+    assert text is not None
+    record = tomllib.loads(text)
+    batch = next(one for one in record["triggers"] if one["name"] == "batch-over-break-even")
+    assert "edit, measured: " in record["premise"]
+    assert "intervals: 5.0 streams [4.0, 7.0]" in record["premise"]
+    assert "by the fit: 5.0 streams [4.0, 7.0]" in batch["because"]
+
+
 def test_no_record_where_it_stays_off() -> None:
     """Nothing is proposed that loses."""
     assert lever_record(find(FakeStage(Law(base=0.1, token=10.0, looking=1.0)), ask_of())) is None

@@ -10,7 +10,8 @@ from trimtab.core.lever import Comparison, LeverRecord, TriggerSignal, TriggerSp
 from trimtab.core.types import Budget
 from trimtab.diagnosis.names import Name, PerLabel
 from trimtab.levers.speculation import NgramSpeculation
-from trimtab.levers.speculation_record import chunk_gap_margin, off_batch
+from trimtab.levers.speculation_record import chunk_gap_margin, off_batch, triggers_of
+from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.triggers import TriggerWatch, watch
 
 LEVER = NgramSpeculation()
@@ -156,6 +157,44 @@ def test_goes_off_at_the_break_even_and_comes_back_lower() -> None:
 def test_gain_at_every_measured_batch_stops_where_measuring_stopped() -> None:
     """Nothing is known above the largest batch measured, so it goes off there."""
     assert off_batch(table({1: 1.8, 4: 1.2})) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("even", "because"),
+    [
+        (None, "above batch 3.0 drafting loses aggregate throughput, on straight lines"),
+        (
+            BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=8),
+            "above batch 5.0 drafting loses aggregate throughput by the fit: 5.0 streams [4.0, 7.0]",
+        ),
+        (
+            BreakEven(batch=None, low=None, high=None, measured_to=8),
+            "nothing was measured above batch 8",
+        ),
+    ],
+)
+def test_trigger_claims_as_measured_only_what_was(even: BreakEven | None, because: str) -> None:
+    """A break-even is drawn between batches or fitted; above the largest batch nothing was seen to be lost."""
+    (spec,) = [
+        each
+        for each in triggers_of(GAINS_UNTIL_3, fitted=even)
+        if each.signal is TriggerSignal.BATCH
+    ]
+    assert spec.because.startswith(because)
+    assert spec.off_at == (3.0 if even is None else even.off_at)
+
+
+def test_trigger_of_a_table_that_gains_throughout_says_where_measuring_stopped() -> None:
+    """Nothing was lost there."""
+    spec = batch_trigger(table({1: 1.8, 4: 1.2}))
+    assert (spec.off_at, spec.because) == (4.0, "nothing was measured above batch 4")
+
+
+def test_premise_says_which_figures_are_measured() -> None:
+    """The ratios are; the break-even lies on lines between them."""
+    premise = LEVER.assess(situation(readings(**LABELS))).premise
+    assert "measured: 1.60x at 1" in premise
+    assert "break-even batch, on straight lines between those: 3.0" in premise
 
 
 def test_batch_of_20_90_60_40_30_switches_off_once_and_on_again_lower() -> None:

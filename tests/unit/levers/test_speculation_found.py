@@ -3,23 +3,18 @@
 import pytest
 
 from trimtab.core.stats import Interval
-from trimtab.levers.speculation_depths import DepthChoice, PointFigures
+from trimtab.levers.speculation_depths import DepthPlan, PointFigures, plan_depths
 from trimtab.levers.speculation_found import (
     Pays,
     judge_cut,
     verdict,
 )
-from trimtab.policies.speculation_model import BreakEven
 from trimtab.quality.ladder import Ratio
 
 
 def ratio(value: float, half: float = 0.02) -> Ratio:
     bounds = Interval(low=value - half, high=value + half, level=0.95)
     return Ratio(n=3, ratio=value, interval=bounds, base=1.0, rung=value)
-
-
-def choice(batch: int, depth: int) -> DepthChoice:
-    return DepthChoice(batch=batch, depth=depth, best_measured=depth, loss=0.0, holds=True)
 
 
 def point(
@@ -33,6 +28,25 @@ def point(
         measured_tpot_ms=measured,
         tokens_per_s=gain,
     )
+
+
+def measured(*gains: tuple[int, int, float], half: float = 0.02) -> list[PointFigures]:
+    """Points of (batch, depth, gain), predicted as measured, and one without drafts at each of their batches."""
+    batches = dict.fromkeys(batch for batch, _, _ in gains)
+    return [
+        *(point(batch, 0, 10.0, 10.0) for batch in batches),
+        *(point(batch, depth, 10.0 / gain, 10.0 / gain, half) for batch, depth, gain in gains),
+    ]
+
+
+def said(
+    points: list[PointFigures], batch: int, depth: int, gaining: tuple[str, ...] = ("edit",)
+) -> tuple[bool, str, DepthPlan]:
+    """The verdict at a batch for the depth that a replica would run, and the plan it is of."""
+    plan = plan_depths(points, depth)
+    chosen = next(one for one in plan.choices if one.batch == batch)
+    pays, because = verdict(chosen, depth, points, gaining, plan)
+    return pays, because, plan
 
 
 @pytest.mark.parametrize(
@@ -54,16 +68,69 @@ def test_cut_gains_only_beyond_noise_and_only_while_answers_stay_valid(
 
 
 def test_verdict_names_the_depth_whose_figures_it_gives() -> None:
-    """Chosen for a neighbouring batch was 8, measured at this one was 4: the gain told is that of 4."""
-    even = BreakEven(batch=None, low=None, high=None, measured_to=8)
-    pays, because = verdict(choice(1, 8), point(1, 4, 7.0, 7.0), ("edit",), even)
+    """Best by the fit at this batch was 8, run by a replica is 4: the gain told is that of 4."""
+    pays, because, _ = said(measured((1, 4, 1.43), (1, 8, 1.6), (2, 4, 1.4), (2, 8, 1.5)), 1, 4)
     assert pays
     assert "depth 4 gives 1.43" in because
 
 
 def test_nothing_is_drafted_above_the_break_even_and_the_verdict_says_so() -> None:
     """A gain that comes back at a larger batch is not used."""
-    even = BreakEven(batch=3.0, low=1.0, high=5.0, measured_to=8)
-    pays, because = verdict(choice(8, 0), point(8, 4, 7.0, 7.0), ("edit",), even)
+    points = measured((1, 4, 1.2), (3, 4, 1.0), (4, 4, 0.9), (8, 4, 1.4))
+    pays, because, _ = said(points, 8, 4)
     assert not pays
     assert because == "at 8 streams nothing is drafted: the break-even is 3.0 streams"
+
+
+def test_gain_at_one_batch_of_a_depth_that_loses_at_the_smallest_does_not_pay() -> None:
+    """Another depth is best there, but a replica runs one: it would be off at every batch, and why is said."""
+    points = measured((1, 4, 1.2), (1, 8, 0.95), (8, 4, 1.05), (8, 8, 1.3))
+    pays, because, plan = said(points, 8, 8)
+    assert (pays, plan.alone.off_at) == (False, 0.0)
+    assert because == (
+        "at 8 streams depth 8 gives 1.30 of the tokens per second [1.28, 1.32] in 3 rounds, but a replica runs one "
+        "depth at every batch, and with this one batch 1 gives 0.95 of the tokens per second by the fit (break-even: "
+        "no gain at the smallest batch [0.0, 0.0]): it would be off at every batch"
+    )
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        measured((1, 4, 1.2), (1, 8, 1.3), (4, 4, 1.1), (4, 8, 0.95), (8, 4, 1.05), (8, 8, 1.4)),
+        measured((1, 8, 1.3), (8, 8, 1.0005), (9, 8, 0.9), half=0.0001),
+    ],
+    ids=["lost on the way", "lost a hair above"],
+)
+def test_depth_whose_own_break_even_is_no_higher_than_the_batch_does_not_pay(
+    points: list[PointFigures],
+) -> None:
+    """A record tells its break-even to a tenth of a stream: that has to lie above the batch asked about."""
+    pays, because, plan = said(points, 8, 8)
+    assert not pays
+    assert plan.alone.batch is not None
+    assert f"the break-even is {plan.alone.told}: it would go off above" in because
+
+
+def test_gain_at_the_largest_batch_measured_does_not_pay_there() -> None:
+    """What it does above that is not known, so nothing says where it must go off."""
+    pays, because, _ = said(measured((1, 8, 1.3), (8, 8, 1.2)), 8, 8)
+    assert not pays
+    assert "nothing was measured above batch 8" in because
+
+
+def test_gain_that_is_not_used_because_the_smallest_batch_has_none_is_told() -> None:
+    """A break-even of 0 is one: what is measured at this batch is not denied."""
+    pays, because, plan = said(measured((1, 8, 0.97), (8, 8, 1.4), half=0.05), 8, 8)
+    assert (pays, plan.break_even.batch) == (False, 0.0)
+    assert because == (
+        "at 8 streams nothing is drafted: at batch 1 the best depth gives 0.97 of the tokens per second by the fit, "
+        "and a gain at a larger batch is not used: depth 8 gives 1.40 of the tokens per second [1.35, 1.45] in 3 rounds"
+    )
+
+
+def test_no_gain_at_the_smallest_batch_is_said_of_that_batch_alone() -> None:
+    """Asked about it, there is no other batch to speak of."""
+    pays, because, _ = said(measured((1, 8, 0.97), (8, 8, 0.9)), 1, 8)
+    assert not pays
+    assert because == "at 1 streams by the fit no depth gives more tokens per second than none"

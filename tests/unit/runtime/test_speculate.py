@@ -152,6 +152,23 @@ def test_schema_that_is_none_is_refused_before_anything_starts() -> None:
         check_schemas((broken,))
 
 
+@pytest.mark.parametrize(
+    ("batches", "batch", "measured"),
+    [
+        ((1, 2, 8), 6, (1, 2, 6, 8)),
+        ((1, 2, 8), 8, (1, 2, 8, 10)),
+        ((1,), 1, (1, 2)),
+        ((1, 8), 32, (1, 8, 32, 40)),
+        ((1,), 256, (1, 256)),
+    ],
+)
+def test_larger_batch_than_the_one_asked_about_is_measured(
+    batches: tuple[int, ...], batch: int, measured: tuple[int, ...]
+) -> None:
+    """Else nothing says where drafting must go off; no more streams than the engine takes."""
+    assert ask_of(batches=batches, batch=batch).measured_batches == measured
+
+
 def test_batch_that_is_asked_about_is_measured() -> None:
     """It pays at two streams and not at eight: six are answered for as six, and not as a neighbour."""
     found = find(FakeStage(Law(base=10.0, token=2.0)), ask_of(batches=(1, 2, 8), batch=6))
