@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from engine_pages import dynamo, tgi, trtllm, vllm_v0
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scrape_kit import Hist, Load, llamacpp, sglang, vllm
 
@@ -134,6 +134,7 @@ def test_fields_left_out_by_one_rank_never_make_another_verdict(
     st.sampled_from(RANKED),
     dropped,
 )
+@example(LONG_PROMPTS, MANY_DECODES, vllm, trtllm, {"output_tokens", "e2e", "decode"})
 def test_fields_left_out_by_one_server_never_make_another_verdict(
     load: Load, other: Load, page: Page, other_page: Page, names: set[str]
 ) -> None:

@@ -217,17 +217,19 @@ class Pool(msgspec.Struct, frozen=True):
 
     def _untimed(self, key: Distribution, origin: Origin) -> Sequence[str]:
         """Return the ranks and sources that time their requests and not this, beside those that do, in words."""
-        front = origin.windows[0].engine in FRONT_ENDS
         ranks = [rank for window in origin.windows for rank in untimed_ranks(window, key)]
-        sources = [
+        return [*ranks, *(self.beside(origin) if key in PHASES else ())]
+
+    def beside(self, origin: Origin) -> Sequence[str]:
+        """Return the sources with requests on the same side of the front end of which an origin says nothing."""
+        front = origin.windows[0].engine in FRONT_ENDS
+        return [
             window.source
             for window in self.windows
-            if key in PHASES
-            and window not in origin.windows
+            if window not in origin.windows
             and (window.engine in FRONT_ENDS) is front
             and has_requests(window)
         ]
-        return [*ranks, *sources]
 
     def absent(self, *keys: Key) -> str:
         """Return why none of `keys` is told, and what would tell it."""

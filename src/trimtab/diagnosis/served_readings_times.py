@@ -253,6 +253,9 @@ def _length(pool: Pool, key: Distribution, counter: Counter) -> Reading:
         ended = Told(requests[0].total, requests[1]) if requests else None
     if tokens is None or ended is None or ended.origin.windows != tokens.origin.windows:
         return told
+    if pool.beside(tokens.origin):
+        # Times beside this length may be of all: the requests of some stand for no others.
+        return told
     note = f"{counter.value} over requests that ended, which are not all whose tokens were counted"
     return pool.ratio(name, tokens, ended, "tokens", note=note)
 
