@@ -113,6 +113,7 @@ def test_fields_left_out_never_make_another_verdict(
 
 @settings(max_examples=100)
 @given(st.sampled_from(LOADS), st.sampled_from(LOADS), st.sampled_from(RANKED), dropped)
+@example(LONG_PROMPTS, CALM, vllm, {"output_tokens", "decode"})
 def test_fields_left_out_by_one_rank_never_make_another_verdict(
     load: Load, other: Load, page: Page, names: set[str]
 ) -> None:

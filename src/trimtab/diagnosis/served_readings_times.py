@@ -17,6 +17,7 @@ from trimtab.core.served import Buckets, Counter, Distribution
 from trimtab.diagnosis.served_names import ServedName, high_of, low_of
 from trimtab.diagnosis.served_quantiles import Quantile, mean_of, quantile_of
 from trimtab.diagnosis.served_readings_pool import Origin, Pool, Told
+from trimtab.diagnosis.served_window_tells import silent_ranks
 
 MS = 1_000.0
 CHUNK_GAPS_PER_REQUEST_MIN = 1.0
@@ -253,7 +254,8 @@ def _length(pool: Pool, key: Distribution, counter: Counter) -> Reading:
         ended = Told(requests[0].total, requests[1]) if requests else None
     if tokens is None or ended is None or ended.origin.windows != tokens.origin.windows:
         return told
-    if pool.beside(tokens.origin):
+    windows = tokens.origin.windows
+    if pool.beside(tokens.origin) or any(silent_ranks(window, counter) for window in windows):
         # Times beside this length may be of all: the requests of some stand for no others.
         return told
     note = f"{counter.value} over requests that ended, which are not all whose tokens were counted"
