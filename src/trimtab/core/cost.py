@@ -15,6 +15,9 @@ import msgspec
 
 from trimtab.core.revision import Speculation
 
+TOLD_SHARE_MIN: Final = 0.5
+"""Part of what was timed whose tokens per step must be known for their mean to stand for all."""
+
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Fitted costs of one replica with the sample counts behind them; `source` says how they came to be.

@@ -7,15 +7,11 @@ would carry that into every prediction. Throughput is pooled over all runs, beca
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import msgspec
 
-from trimtab.core.cost import CostModel, SpeculationTable, StepPoint, fit_line
+from trimtab.core.cost import TOLD_SHARE_MIN, CostModel, SpeculationTable, StepPoint, fit_line
 from trimtab.core.revision import Speculation
-
-TOLD_SHARE_MIN: Final = 0.5
-"""Part of the timings whose tokens per step must be known for their mean to stand for all."""
 
 
 class CalibrationError(ValueError):

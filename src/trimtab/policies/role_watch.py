@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from trimtab.core.cost import TOLD_SHARE_MIN
 from trimtab.core.roles import RoleAction, RolesDecision, RolesSeen
 from trimtab.core.types import Role
 
@@ -192,10 +193,6 @@ class _Lost(NamedTuple):
 
 
 TOO_SHORT: Final = _Lost(unknown="not watched for a window yet")
-
-
-TOLD_SHARE_MIN: Final = 0.5
-"""Part of the answers whose tokens per step must be known for their mean to stand for all."""
 
 
 def _lost(
