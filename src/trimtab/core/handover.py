@@ -38,8 +38,12 @@ class PrefillReason(StrEnum):
     REMOTE_FASTER = "remote_faster"
 
 
+OTHERS_TERMS: Final = ("stall", "coming")
+"""Terms of a prediction that others wait, not the request itself."""
+
+
 class PrefillPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """One side's milliseconds, `terms` summing to `ms`; `stall` is others' delay, the rest the request's own."""
+    """One side's milliseconds, `terms` summing to `ms`; `stall` and `coming` are others' delay, the rest its own."""
 
     replica: str
     terms: dict[str, float]
@@ -52,7 +56,7 @@ class PrefillPrediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_ms(self) -> float:
         """What the request itself waits, which is what an outcome can be compared with."""
-        return self.ms - self.terms.get("stall", 0.0)
+        return self.ms - sum(self.terms.get(name, 0.0) for name in OTHERS_TERMS)
 
 
 class PrefillDecision(msgspec.Struct, frozen=True, kw_only=True):

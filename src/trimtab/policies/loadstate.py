@@ -295,13 +295,10 @@ class LoadState:
         """Whether the fleet has replicas that prefill for others, ready or not."""
         return self._members.has_prefill()
 
-    def prefill_pool(self, most: int) -> list[tuple[str, float]]:
-        """Return the ready prefill replicas with the prompt tokens before each; of many those with the fewest."""
+    def prefill_pool(self) -> list[tuple[str, float]]:
+        """Return the ready prefill replicas with the prompt tokens before each, in order of id."""
         pool = self._members.prefilling()
-        found = [(id_, float(self._work_of(id_).prefill_tokens)) for id_ in pool]
-        if len(found) > most:
-            found = heapq.nsmallest(most, found, key=lambda one: (one[1], one[0]))
-        return found
+        return [(id_, float(self._work_of(id_).prefill_tokens)) for id_ in pool]
 
     def prefilled_elsewhere(self, request_id: str) -> None:
         """Note that a request's prompt is not prefilled where it was admitted; unknown requests change nothing."""

@@ -1,16 +1,22 @@
 """Local or remote, per request: prefill a prompt where it will be decoded, or on a prefill replica that hands KV over.
 
 Law, in predicted milliseconds:
-    local    queue + prefill(uncached on the decode side) + shared + stall_weight * streams * stall
+    local    queue + prefill(uncached on the decode side) + shared + stall_weight * streams * stall + coming
     remote   queue + prefill(uncached on the prefill side) + set-up + transfer(uncached on the decode side) + room
-             + one step
+             + one step + coming
     shared   the tokens that running streams get in the steps of its chunks, which it waits for
     room     what is left by then of the prompts that the decode side computes before it: they fill its steps
     stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
+    coming   what those who come meanwhile wait for it: arrivals a second there * busy^2 / 2, over the replicas that
+             they could go to instead; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
 than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
 that pairs, with an unknown on either side, and after a hand-over that failed, it is local. Both predictions are kept
 with the reason.
+
+Without `coming` a prompt of seconds stays on a decode side that happens to be idle when it comes, and all whose
+requests come in those seconds wait for it. Routing sends them past a busy replica where there is another, so that of n
+replicas each is charged an n-th of its arrivals.
 
 `stall_weight` turns a stream's delay into one request's. With 1 a second that somebody's answer stands still counts as
 much as a second that somebody waits for a first token. Against targets of TTFT and TPOT alone it is less: a stall of s
@@ -37,6 +43,8 @@ from trimtab.core.handover import PrefillDecision as PrefillDecision
 from trimtab.core.handover import PrefillPlace as PrefillPlace
 from trimtab.core.handover import PrefillPrediction as PrefillPrediction
 from trimtab.core.handover import PrefillReason as PrefillReason
+from trimtab.policies.recent_arrivals import NONE as NO_ARRIVALS
+from trimtab.policies.recent_arrivals import Arrivals
 
 CORRECTION_LIMITS: Final = (0.5, 2.0)
 CORRECTION_SMOOTHING: Final = 0.1
@@ -96,13 +104,17 @@ class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeSide(msgspec.Struct, frozen=True, kw_only=True):
-    """The replica that will decode. `streams`: answers under way there; `queued_tokens`: prompt tokens before this."""
+    """The replica that will decode. `streams`: answers under way there; `queued_tokens`: prompt tokens before this.
+
+    `coming`: the requests that will wait for a prompt computed there (`policies.recent_arrivals`).
+    """
 
     replica: str
     held_tokens: int
     queued_tokens: float
     streams: float
     cost: CostModel | None
+    coming: Arrivals = NO_ARRIVALS
 
 
 class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +122,7 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
 
     `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's.
     `sends_whole`: it sends all of a prompt's KV, also what the decode side holds. `nearness`: of the two, 0 is nearest.
+    `coming`: the prompts that will wait for one computed there, those that pass it left out.
     """
 
     replica: str
@@ -122,14 +135,19 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bool = True
     sends_whole: bool = False
     nearness: int = 0
+    coming: Arrivals = NO_ARRIVALS
 
 
 class Corrections(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors on both predictions, learned from outcomes. `pegged`: outcomes that a factor could not follow."""
+    """Factors on both predictions, learned from outcomes. `pegged`: outcomes that a factor could not follow.
+
+    `scored`: outcomes taken in, `scored_local` of them of prompts that stayed.
+    """
 
     local: float = 1.0
     remote: float = 1.0
     scored: int = 0
+    scored_local: int = 0
     pegged: int = 0
     error_sum: float = 0.0
 
@@ -192,11 +210,15 @@ def scored(corrections: Corrections, decision: PrefillDecision, observed_ms: flo
     before = corrections.local if is_local else corrections.remote
     low, high = CORRECTION_LIMITS
     sample = before * observed_ms / predicted.own_ms
-    after = before + CORRECTION_SMOOTHING * (min(high, max(low, sample)) - before)
+    taken = corrections.scored_local if is_local else corrections.scored - corrections.scored_local
+    # The first few weigh as in a mean that begins at 1: what was measured at the start is soon put right.
+    weight = max(CORRECTION_SMOOTHING, 1.0 / (taken + 2))
+    after = before + weight * (min(high, max(low, sample)) - before)
     error = abs(predicted.own_ms - observed_ms) / observed_ms
     changed = msgspec.structs.replace(
         corrections,
         scored=corrections.scored + 1,
+        scored_local=corrections.scored_local + is_local,
         pegged=corrections.pegged + (not low <= sample <= high),
         error_sum=corrections.error_sum + error,
     )
@@ -219,6 +241,11 @@ def shared_ms(cost: CostModel, tokens: float, chunk_tokens: int, streams: float)
     What the steps cost without streams is in `prefill_ms`, which is measured on the engine with its own chunks.
     """
     return _chunks(tokens, chunk_tokens) * cost.step_ms_per_stream * streams
+
+
+def coming_ms(coming_per_s: float, busy_ms: float) -> float:
+    """Return what all who come while a replica is busy wait for the end of that: half of it each, in the mean."""
+    return coming_per_s / 1000.0 * max(0.0, busy_ms) ** 2 / 2.0
 
 
 def _chunks(tokens: float, chunk_tokens: int) -> int:
@@ -271,13 +298,16 @@ def _predict_local(
     stall = rules.stall_weight * decode.streams * stall_ms(cost, uncached, chunk_tokens)
     shared = shared_ms(cost, uncached, chunk_tokens, decode.streams)
     factor = corrections.local
+    prefill_ms = factor * cost.prefill_ms(uncached)
+    elsewhere_ms = cost.prefill_ms(decode.coming.tokens)
     return PrefillPrediction(
         replica=decode.replica,
         terms={
             "queue": factor * cost.prefill_ms(decode.queued_tokens),
-            "prefill": factor * cost.prefill_ms(uncached),
+            "prefill": prefill_ms,
             "shared": factor * shared,
             "stall": stall,
+            "coming": coming_ms(decode.coming.per_s, prefill_ms + factor * shared - elsewhere_ms),
         },
     )
 
@@ -307,5 +337,6 @@ def _predict_remote(
             "room": max(0.0, before_ms - queue_ms - prefill_ms),
             # The decode side computes the prompt's last token, which gives the first of the answer.
             "step": factor * decode.cost.step_ms(decode.streams + 1.0),
+            "coming": coming_ms(side.coming.per_s, prefill_ms),
         },
     )

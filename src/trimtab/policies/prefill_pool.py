@@ -6,7 +6,10 @@ learned per pair) and folds outcomes back. The same object serves a live gateway
 Failure mode: a pair that never handed anything over has the rate it was told, or none, and then nothing travels there.
 """
 
+import heapq
 from typing import Final
+
+import msgspec
 
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import ReplicaView
@@ -25,7 +28,8 @@ from trimtab.policies.local_prefill import (
     decide,
     scored,
 )
-from trimtab.policies.prefill_turns import tokens_waited_for
+from trimtab.policies.prefill_turns import PASS_RATIO, tokens_waited_for
+from trimtab.policies.recent_arrivals import Arrivals, RecentArrivals
 from trimtab.policies.router import Routed
 
 POOL_LOOKED_AT: Final = 16
@@ -59,6 +63,12 @@ class PrefillPool:
         self._passing = passing
         self._moving: dict[str, int] = {}
         self._computing: dict[str, dict[str, int]] = {}
+        self._came = RecentArrivals()
+
+    def forget(self, replica: str) -> None:
+        """Note that a replica left: what was learned of its links, and what came to it, goes with it."""
+        self.links.forget(replica)
+        self._came.forget(replica)
 
     def choose(
         self, routed: Routed, *, failed_before: bool = False, can_travel: bool = True
@@ -82,14 +92,35 @@ class PrefillPool:
             streams=decode.running,
             cost=self.cost,
         )
-        pool = []
-        uncached = routed.prompt_tokens - side.held_tokens
-        if not failed_before and (self.rules.always or uncached > self.rules.chunk_tokens):
-            pool = [
-                self._side(one, decode, held.by(one), queued, routed.prompt_tokens)
-                for one, queued in self.load.prefill_pool(POOL_LOOKED_AT)
-            ]
-        return decide(request, side, pool, self.rules, self.corrections)
+        now_s, tokens = routed.query.now_s, routed.prompt_tokens
+        coming = self._came.seen(decode.id, now_s)
+        self._came.note(decode.id, request.request_id, now_s, tokens - side.held_tokens)
+        if failed_before or not (
+            self.rules.always or tokens - side.held_tokens > self.rules.chunk_tokens
+        ):
+            return decide(request, side, (), self.rules, self.corrections)
+        found = self.load.prefill_pool()
+        others = max(1, len(self.load.ready()) - len(found))
+        side = msgspec.structs.replace(side, coming=_shared(coming, others))
+        weighed = found
+        if len(found) > POOL_LOOKED_AT:
+            weighed = heapq.nsmallest(POOL_LOOKED_AT, found, key=lambda one: (one[1], one[0]))
+        pool = [
+            msgspec.structs.replace(
+                self._side(one, decode, held.by(one), queued, tokens),
+                coming=_shared(self._coming(one, now_s, tokens), len(found)),
+            )
+            for one, queued in weighed
+        ]
+        decision = decide(request, side, pool, self.rules, self.corrections)
+        if decision.place is PrefillPlace.REMOTE:
+            self._came.note(decision.replica, request.request_id, now_s, tokens)
+        return decision
+
+    def _coming(self, replica: str, now_s: float, tokens: int) -> Arrivals:
+        """Prompts that would wait for one of so many tokens on a prefill replica."""
+        passing = tokens / PASS_RATIO if self._passing else 0.0
+        return self._came.seen(replica, now_s, above_tokens=passing)
 
     def _cost_there(self) -> CostModel | None:
         """What a prefill replica costs: as measured, with its own chunk."""
@@ -164,3 +195,8 @@ class PrefillPool:
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:
         """Score a decision by how long its request waited for its first token."""
         self.corrections = scored(self.corrections, decision, waited_ms)
+
+
+def _shared(coming: Arrivals, replicas: int) -> Arrivals:
+    """Each of so many replicas is charged its part: routing sends those who come past one that is busy."""
+    return msgspec.structs.replace(coming, per_s=coming.per_s / replicas)

@@ -126,7 +126,7 @@ class HandOvers:
 
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links goes with it."""
-        self.pool.links.forget(replica)
+        self.pool.forget(replica)
         self._rooms.forget(replica)
         self._prefilled_s.pop(replica, None)
         self._on_forget(replica)

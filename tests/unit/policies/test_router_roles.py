@@ -58,7 +58,7 @@ def test_replica_that_prefills_takes_no_whole_request() -> None:
     """It is ready, and in the pool for prompts sent ahead."""
     of = router()
     assert served(of, of.plan) == {"r0", "r2"}
-    assert [replica for replica, _ in of.load.prefill_pool(9)] == ["r1"]
+    assert [replica for replica, _ in of.load.prefill_pool()] == ["r1"]
 
 
 def test_roles_do_not_count_for_a_request_of_the_baseline_arm() -> None:
