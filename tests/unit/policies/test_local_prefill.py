@@ -18,6 +18,7 @@ from trimtab.policies.local_prefill import (
     stall_ms,
     with_mark_raised,
 )
+from trimtab.policies.recent_arrivals import Arrivals
 
 COST = CostModel(
     prefill_base_ms=0.0,
@@ -224,3 +225,54 @@ def test_prompt_that_comes_from_elsewhere_waits_for_those_that_fill_the_decode_s
     assert soon.remote is not None
     assert late.remote.terms["room"] == pytest.approx(1800.0 - 900.0)
     assert soon.remote.terms["room"] == 0.0
+
+
+def test_long_prompt_leaves_an_idle_decode_side_to_which_others_come() -> None:
+    """0.9 s of prefill would make two a second wait 0.4 s each; with nobody coming it stays."""
+    coming = Arrivals(per_s=2.0, tokens=0.0)
+    alone = decide(asks(30_000), decode(), (prefill(),), RULES)
+    made = decide(asks(30_000), decode(coming=coming), (prefill(),), RULES)
+    assert (alone.place, made.place) == (PrefillPlace.LOCAL, PrefillPlace.REMOTE)
+    assert made.local is not None
+    assert made.local.terms["coming"] == pytest.approx(2.0 * 0.9 * 900.0 / 2.0)
+
+
+def test_who_comes_waits_only_for_what_is_left_when_its_own_prompt_is_there() -> None:
+    """A prompt of 0.6 s is computed elsewhere meanwhile, so that 0.3 s of 0.9 are left; of one as long nothing is."""
+
+    def coming(tokens: float) -> float:
+        side = decode(coming=Arrivals(per_s=2.0, tokens=tokens))
+        made = decide(asks(30_000), side, (prefill(),), RULES)
+        assert made.local is not None
+        return made.local.terms["coming"]
+
+    assert coming(20_000) == pytest.approx(2.0 * 0.3 * 300.0 / 2.0)
+    assert coming(30_000) == 0.0
+    assert coming(90_000) == 0.0
+
+
+def test_those_who_wait_at_the_pool_keep_a_prompt_where_nobody_would() -> None:
+    """The same law on both sides."""
+    busy = prefill(coming=Arrivals(per_s=2.0, tokens=30_000))
+    here = decode(coming=Arrivals(per_s=2.0, tokens=0.0))
+    made = decide(asks(30_000), here, (busy, prefill("p1")), RULES)
+    assert made.replica == "p1"
+    assert decide(asks(30_000), here, (busy,), RULES).place is PrefillPlace.LOCAL
+
+
+def test_what_others_wait_is_no_part_of_the_requests_own_wait() -> None:
+    """Neither of those that run nor of those that come."""
+    side = decode(streams=5, coming=Arrivals(per_s=2.0, tokens=0.0))
+    made = decide(asks(30_000), side, (), RULES)
+    assert made.local is not None
+    assert made.local.own_ms == pytest.approx(900.0 + made.local.terms["shared"])
+
+
+def test_first_outcomes_put_a_prediction_right_at_once() -> None:
+    """Eight outcomes of half of what was measured at the start bring the factor within a tenth of a half."""
+    corrections = Corrections()
+    for _ in range(8):
+        made = decide(asks(30_000), decode(), (), RULES, corrections)
+        corrections = scored(corrections, made, 540.0)
+    assert corrections.local == pytest.approx(0.6, abs=0.06)
+    assert (corrections.scored_local, corrections.scored, corrections.remote) == (8, 8, 1.0)

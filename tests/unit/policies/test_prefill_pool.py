@@ -1,5 +1,6 @@
 """What is known of prefill replicas and their links when a prompt's place is decided."""
 
+import msgspec
 import pytest
 from router_kit import query, router
 
@@ -147,3 +148,21 @@ def test_prefill_replica_costs_what_its_own_chunk_does() -> None:
     assert one is not None
     assert two is not None
     assert two.terms["prefill"] < one.terms["prefill"]
+
+
+def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
+    """The first finds nobody coming; those after it find one a second, unless the replica has left meanwhile."""
+    made = fleet(a=HERE)
+    asked = pool(made)
+
+    def coming(number: int) -> tuple[float, float]:
+        asked_for = msgspec.structs.replace(query(f"q{number}"), now_s=float(number))
+        decision = asked.choose(made.route(asked_for))
+        assert decision.remote is not None
+        return decision.remote.terms["coming"], decision.remote.terms["prefill"]
+
+    first, later = [coming(number) for number in range(31)][::30]
+    assert first[0] == 0.0
+    assert later[0] == pytest.approx(later[1] ** 2 / 2000.0)
+    asked.forget("a")
+    assert coming(31)[0] == 0.0
