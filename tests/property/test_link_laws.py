@@ -4,16 +4,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.core.handover import ReplicaLabels
-from trimtab.policies.links import CONNECTION_MS, LinkRate, Links, Nearness, Passage, nearness
+from trimtab.policies.links import (
+    CONNECTION_MS,
+    Likeness,
+    LinkRate,
+    Links,
+    Nearness,
+    Passage,
+    nearness,
+)
 
 NUMBERS = st.floats(0.0, 900.0)
 PASSAGES = st.builds(
     Passage, tokens=st.floats(1.0, 1e5), setup_ms=NUMBERS, transfer_ms=NUMBERS, bytes=st.none()
 )
 PAIRS = st.tuples(st.sampled_from("ab"), st.sampled_from("cd"))
-NEAR = st.sampled_from(Nearness)
+KINDS = st.sampled_from(("", "x"))
+LIKE = st.builds(Likeness, near=st.sampled_from(Nearness), source=KINDS, target=KINDS)
 WORDS = st.sampled_from(("", "x", "y"))
 LABELS = st.builds(ReplicaLabels, host=WORDS, accelerator=WORDS, link=WORDS)
+HERE, APART = Likeness(near=Nearness.SAME_HOST), Likeness(near=Nearness.APART)
 TOLD = LinkRate(setup_ms=5.0, ms_per_token=0.02)
 
 
@@ -24,25 +34,25 @@ def test_rate_stays_between_the_least_and_the_most_that_was_seen(
     """Smoothing never goes beyond its samples."""
     links = Links(told)
     for one in seen:
-        links.learn("a", "c", Nearness.SAME_HOST, one)
-    rate = links.rate("a", "c", Nearness.SAME_HOST)
+        links.learn("a", "c", HERE, one)
+    rate = links.rate("a", "c", HERE)
     assert rate is not None
     per_token = [one.transfer_ms / one.tokens for one in seen] + ([0.02] if told else [])
     assert min(per_token) - 1e-9 <= rate.ms_per_token <= max(per_token) + 1e-9
     assert rate.samples == len(seen)
 
 
-@given(steps=st.lists(st.tuples(PAIRS, NEAR, PASSAGES), max_size=12), pair=PAIRS, near=NEAR)
+@given(steps=st.lists(st.tuples(PAIRS, LIKE, PASSAGES), max_size=12), pair=PAIRS, like=LIKE)
 def test_pair_is_judged_by_itself_else_by_pairs_as_near_else_as_told(
-    steps: list[tuple[tuple[str, str], Nearness, Passage]], pair: tuple[str, str], near: Nearness
+    steps: list[tuple[tuple[str, str], Likeness, Passage]], pair: tuple[str, str], like: Likeness
 ) -> None:
-    """No pair of another nearness speaks for it."""
+    """No pair of another nearness or of other accelerators speaks for it."""
     links = Links(TOLD)
     for (source, target), at, one in steps:
         links.learn(source, target, at, one)
-    rate = links.rate(*pair, near)
+    rate = links.rate(*pair, like)
     known = any(pair == learned for learned, _, _ in steps)
-    alike = any(at is near for _, at, _ in steps)
+    alike = any(at == like for _, at, _ in steps)
     assert (rate == TOLD) is not (known or alike)
 
 
@@ -56,9 +66,9 @@ def test_first_connection_is_in_no_expectation(
         tokens=first.tokens, setup_ms=setup_ms, transfer_ms=first.transfer_ms, bytes=None
     )
     for one in (connecting, *later):
-        links.learn("a", "c", Nearness.APART, one)
+        links.learn("a", "c", APART, one)
     for pair in (("a", "c"), ("b", "c")):
-        rate = links.rate(*pair, Nearness.APART)
+        rate = links.rate(*pair, APART)
         assert rate is not None
         assert rate.setup_ms <= max((one.setup_ms for one in later), default=0.0) + 1e-9
 

@@ -32,6 +32,10 @@ class PrefillReason(StrEnum):
     KV_KEYS_DIFFER = "kv_keys_differ"
     UNKNOWN_COST = "unknown_cost"
     UNKNOWN_TRANSFER = "unknown_transfer"
+    NO_TRANSFER = "no_transfer"
+    NO_ROOM_FOR_PARCEL = "no_room_for_parcel"
+    PAIR_FAILS = "pair_fails"
+    PREFILL_FILLS_UP = "prefill_fills_up"
     AFTER_FAILURE = "after_failure"
     AS_TOLD = "as_told"
     LOCAL_FASTER = "local_faster"
@@ -121,7 +125,11 @@ class HandOverError(Exception):
 
 
 class ReplicaLabels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a replica runs, in the operator's words; empty is unknown. `link`: what joins it to the others."""
+    """Where a replica runs, in the operator's words; empty is unknown. `link`: what joins it to the others.
+
+    `accelerator`: what it computes on. It makes no two replicas near; what handing over between two kinds costs is
+    expected of pairs of the same kinds alone.
+    """
 
     host: str = ""
     accelerator: str = ""
@@ -137,7 +145,8 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     `handle`: what the engine's transfer needs to find it: the name of a file, or parameters as JSON. `tokens`: prompt
     tokens whose KV it holds; `prompt_tokens`: of the prompt as the engine counted; `bytes` None: not known before it is
     sent. Times: milliseconds; `prefill_ms` is what the request waited there, `engine_ms` what the engine computed;
-    `export_ms` grows with the bytes, `setup_ms` does not: until the engine came to it.
+    `export_ms` grows with the bytes, `setup_ms` does not: until the engine came to it. `is_out`: it lies outside of its
+    prefill side, which is not needed any more to deliver it.
     """
 
     request_id: str
@@ -152,6 +161,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     engine_ms: float | None = None
     setup_ms: float = 0.0
+    is_out: bool = False
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +184,8 @@ class HandOver(msgspec.Struct, frozen=True, kw_only=True):
     """One hand-over as the ledger keeps it.
 
     `tokens_sent`: prompt tokens whose KV was sent; `tokens_delivered`: those of them that the decode side reused, as it
-    said itself; None is unknown. `setup_ms` and `transfer_ms` are apart: the first does not grow with the bytes.
+    said itself; `held_tokens`: those that it was believed to hold before; None is unknown. `setup_ms` and `transfer_ms`
+    are apart: the first does not grow with the bytes. `transport`: what moves them, in words.
     """
 
     request_id: str
@@ -186,6 +197,7 @@ class HandOver(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     tokens_sent: int | None = None
     tokens_delivered: int | None = None
+    held_tokens: int | None = None
     bytes: int | None = None
     waited_ms: float | None = None
     prefill_ms: float | None = None
@@ -194,6 +206,13 @@ class HandOver(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms: float | None = None
     descriptors: int | None = None
     transport: str = ""
+
+    @property
+    def moving_ms(self) -> float | None:
+        """From the set-up to the last byte; None where the engine did not tell."""
+        if self.transfer_ms is None:
+            return None
+        return (self.export_ms or 0.0) + (self.setup_ms or 0.0) + self.transfer_ms
 
 
 REUSED_SHORT_BY_MAX: Final = 1

@@ -231,12 +231,21 @@ class KvTransfer(Protocol):
     parcel and exactly one `release` a delivery, whatever happened between; neither raises.
     """
 
+    @property
+    def transport(self) -> str:
+        """What moves the bytes, in words."""
+        ...
+
+    def has_room(self, source: ReplicaView, prompt_tokens: int) -> bool:
+        """Say whether a parcel of such a prompt would find room now; True where its size is not known yet."""
+        ...
+
     async def prefill(
         self, what: Prefill, source: ReplicaView, *, holds: Callable[[], None]
     ) -> Parcel:
         """Have the prompt computed on `source` and its KV made ready there.
 
-        `holds` is called once, when it is begun where its blocks stay for later prompts; never for what passes.
+        `holds` is called once, when it was computed where its blocks stay for later prompts; never for what passes.
         """
         ...
 

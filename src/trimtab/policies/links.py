@@ -1,15 +1,16 @@
 """What moving KV from one replica to another costs: learned per pair, guessed from pairs as near, else as told.
 
 Law: a hand-over of n tokens takes set-up + n * ms per token when it is alone on its link. Both are smoothed over
-hand-overs of the pair, and over those of all pairs of one nearness: that is what a pair that never handed anything over
-is expected to cost; without any of these, what it was told, which may be nothing: then it is unknown, and nothing
-travels.
+hand-overs of the pair, and over those of all pairs alike: that is what a pair that never handed anything over is
+expected to cost, and what its own hand-overs are smoothed into; without any of these, what it was told, which may be
+nothing: then it is unknown, and nothing travels.
 
 The first hand-over of a pair also makes its connection. A first set-up of `CONNECTION_MS` and more is that: it is kept
 apart and excluded, because no later one has it.
 
-Nearness is read from labels: replicas of one host are nearest, then those of one named link, then those apart. An
-empty label says nothing.
+Pairs are alike that are as near and go from the same kind of accelerator to the same kind: what copies the bytes out
+and in is the device's, whatever joins them. Nearness is read from labels: replicas of one host are nearest, then those
+of one named link, then those apart. An empty label says nothing; the same accelerator makes no two replicas near.
 
 Failure modes: a pair whose route changes without a new label is followed at the pace of the smoothing; few hand-overs
 of a size say little about what does not depend on it.
@@ -25,6 +26,7 @@ from trimtab.core.handover import ReplicaLabels
 RATE_SMOOTHING: Final = 0.2
 CONNECTION_MS: Final = 1000.0
 PAIRS_MAX: Final = 65_536
+KINDS_MAX: Final = 1024
 
 
 class Nearness(IntEnum):
@@ -34,6 +36,14 @@ class Nearness(IntEnum):
     SAME_LINK = 1
     UNKNOWN = 2
     APART = 3
+
+
+class Likeness(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes pairs alike. `source`, `target`: accelerators as labels name them; empty is a kind of its own."""
+
+    near: Nearness
+    source: str = ""
+    target: str = ""
 
 
 class LinkRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +78,12 @@ def nearness(one: ReplicaLabels, other: ReplicaLabels) -> Nearness:
     apart_by_host = bool(one.host and other.host) and not (one.link or other.link)
     apart_by_link = bool(one.link and other.link)
     return Nearness.APART if apart_by_host or apart_by_link else Nearness.UNKNOWN
+
+
+def likeness(source: ReplicaLabels, target: ReplicaLabels) -> Likeness:
+    """Return which pairs a pair is like, by its labels."""
+    near = nearness(source, target)
+    return Likeness(near=near, source=source.accelerator, target=target.accelerator)
 
 
 def learned(before: LinkRate | None, seen: Passage) -> LinkRate:
@@ -111,22 +127,33 @@ class Links:
         """Begin with nothing but what was `told` of pairs that have not handed anything over yet."""
         self.told = told
         self._rates: dict[tuple[str, str], LinkRate] = {}
-        self._alike: dict[Nearness, LinkRate] = {}
+        self._alike: dict[Likeness, LinkRate] = {}
 
-    def rate(self, source: str, target: str, near: Nearness) -> LinkRate | None:
+    def rate(self, source: str, target: str, like: Likeness) -> LinkRate | None:
         """Return what a hand-over of a pair is expected to cost, None where nothing says it."""
-        return self._rates.get((source, target)) or self._alike.get(near) or self.told
+        return self._rates.get((source, target)) or self._alike.get(like) or self.told
 
-    def learn(self, source: str, target: str, near: Nearness, seen: Passage) -> None:
+    def learn(self, source: str, target: str, like: Likeness, seen: Passage) -> None:
         """Take in one hand-over of a pair; one without tokens teaches nothing."""
         pair = (source, target)
         if seen.tokens <= 0.0 or (pair not in self._rates and len(self._rates) >= PAIRS_MAX):
             return
-        own = self._rates[pair] = learned(self._rates.get(pair, self.told), seen)
+        known = self._rates.get(pair)
+        if known is None:
+            known = self._expected(like)
+        own = self._rates[pair] = learned(known, seen)
         if own.samples == 1 and own.connection_ms is not None:
             # A connection was made: pairs alike have that as little as this one's later hand-overs.
             seen = msgspec.structs.replace(seen, setup_ms=own.setup_ms)
-        self._alike[near] = learned(self._alike.get(near, self.told), seen)
+        if like in self._alike or len(self._alike) < KINDS_MAX:
+            self._alike[like] = learned(self._alike.get(like, self.told), seen)
+
+    def _expected(self, like: Likeness) -> LinkRate | None:
+        """Return what a pair's own hand-overs begin from: what those alike cost, as a thing that was told of it."""
+        alike = self._alike.get(like)
+        if alike is None:
+            return self.told
+        return LinkRate(setup_ms=alike.setup_ms, ms_per_token=alike.ms_per_token)
 
     def forget(self, replica: str) -> None:
         """Drop the pairs of a replica that left."""

@@ -11,8 +11,8 @@ Law, in predicted milliseconds:
              they could go to instead; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
 than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
-that pairs, with an unknown on either side, and after a hand-over that failed, it is local. Both predictions are kept
-with the reason.
+that pairs, with an unknown on either side, from a replica that may hand nothing over now, and after a hand-over that
+failed, it is local. Both predictions are kept with the reason.
 
 Without `coming` a prompt of seconds stays on a decode side that happens to be idle when it comes, and all whose
 requests come in those seconds wait for it. Routing sends them past a busy replica where there is another, so that of n
@@ -120,7 +120,8 @@ class DecodeSide(msgspec.Struct, frozen=True, kw_only=True):
 class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that prefills only. `setup_ms`, `transfer_ms_per_token`: of its link to the decode side.
 
-    `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's.
+    `transfers`: hand-overs on that link now, which share it. `pairs`: its KV key is the decode side's. `barred`: why
+    nothing may be handed over from there now, None if it may.
     `sends_whole`: it sends all of a prompt's KV, also what the decode side holds. `nearness`: of the two, 0 is nearest.
     `coming`: the prompts that will wait for one computed there, those that pass it left out.
     """
@@ -133,6 +134,7 @@ class PrefillSide(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms_per_token: float | None
     transfers: int = 0
     pairs: bool = True
+    barred: PrefillReason | None = None
     sends_whole: bool = False
     nearness: int = 0
     coming: Arrivals = NO_ARRIVALS
@@ -317,6 +319,8 @@ def _predict_remote(
 ) -> PrefillPrediction | PrefillReason:
     if not side.pairs:
         return PrefillReason.KV_KEYS_DIFFER
+    if side.barred is not None:
+        return side.barred
     if side.cost is None or decode.cost is None:
         return PrefillReason.UNKNOWN_COST
     if side.setup_ms is None or side.transfer_ms_per_token is None:

@@ -7,27 +7,30 @@ Failure mode: a pair that never handed anything over has the rate it was told, o
 """
 
 import heapq
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import ReplicaView
-from trimtab.core.handover import NO_LABELS
+from trimtab.core.handover import NO_LABELS, HandOverCause, HandOverOutcome
 from trimtab.policies.links import LinkRate as LinkRate
-from trimtab.policies.links import Links, Nearness, Passage, nearness
+from trimtab.policies.links import Links, Passage, likeness
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.local_prefill import (
     Corrections,
     DecodeSide,
     PrefillDecision,
     PrefillPlace,
+    PrefillReason,
     PrefillRequest,
     PrefillRules,
     PrefillSide,
     decide,
     scored,
 )
+from trimtab.policies.pair_breaker import PairBreakers, kind_of
 from trimtab.policies.prefill_turns import PASS_RATIO, tokens_waited_for
 from trimtab.policies.recent_arrivals import Arrivals, RecentArrivals
 from trimtab.policies.router import Routed
@@ -61,13 +64,19 @@ class PrefillPool:
         self.links = Links(told)
         self._sends_whole = sends_whole
         self._passing = passing
+        self.bar: Callable[[ReplicaView, int], PrefillReason | None] = lambda _source, _tokens: None
+        """Why a prefill replica may hand over no prompt of so many tokens now, None if it may."""
+        self.breakers = PairBreakers()
         self._moving: dict[str, int] = {}
+        self.moving: Callable[[str], int] = lambda replica: self._moving.get(replica, 0)
+        """How many hand-overs share a prefill replica's link now: those that `sent` and `ended` tell of."""
         self._computing: dict[str, dict[str, int]] = {}
         self._came = RecentArrivals()
 
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links, and what came to it, goes with it."""
         self.links.forget(replica)
+        self.breakers.forget(replica)
         self._came.forget(replica)
 
     def choose(
@@ -107,7 +116,7 @@ class PrefillPool:
             weighed = heapq.nsmallest(POOL_LOOKED_AT, found, key=lambda one: (one[1], one[0]))
         pool = [
             msgspec.structs.replace(
-                self._side(one, decode, held.by(one), queued, tokens),
+                self._side(one, decode, held.by(one), queued, tokens, now_s),
                 coming=_shared(self._coming(one, now_s, tokens), len(found)),
             )
             for one, queued in weighed
@@ -130,11 +139,17 @@ class PrefillPool:
         return self.cost.at_chunk(rules.stall_chunk, rules.prefill_chunk_tokens)
 
     def _side(
-        self, replica: str, decode: ReplicaView, held: int, queued: float, prompt_tokens: int
+        self,
+        replica: str,
+        decode: ReplicaView,
+        held: int,
+        queued: float,
+        prompt_tokens: int,
+        now_s: float,
     ) -> PrefillSide:
         known = self.load.replica(replica)
-        near = nearness(NO_LABELS if known is None else known.labels, decode.labels)
-        rate = self.links.rate(replica, decode.id, near)
+        like = likeness(NO_LABELS if known is None else known.labels, decode.labels)
+        rate = self.links.rate(replica, decode.id, like)
         if self._passing:
             before = self._computing.get(replica, {}).values()
             queued = tokens_waited_for(prompt_tokens, before, self.rules.prefill_chunk)
@@ -145,11 +160,22 @@ class PrefillPool:
             cost=self._cost_there(),
             setup_ms=None if rate is None else rate.setup_ms,
             transfer_ms_per_token=None if rate is None else rate.ms_per_token,
-            transfers=self._moving.get(replica, 0),
+            transfers=self.moving(replica),
             pairs=known is not None and bool(known.kv_key) and known.kv_key == decode.kv_key,
+            barred=None if known is None else self._barred(known, decode.id, prompt_tokens, now_s),
             sends_whole=self._sends_whole,
-            nearness=near,
+            nearness=like.near,
         )
+
+    def _barred(
+        self, source: ReplicaView, target: str, prompt_tokens: int, now_s: float
+    ) -> PrefillReason | None:
+        reason = self.bar(source, prompt_tokens)
+        # Where every prompt is told to travel, to be compared with, a failing pair is part of the comparison.
+        if reason is None and self.rules.always is None:
+            left_out = self.breakers.is_left_out(source.id, target, now_s)
+            reason = PrefillReason.PAIR_FAILS if left_out else None
+        return reason
 
     def computing(self, replica: str, request_id: str, tokens: int) -> None:
         """Note that a prompt waits for its turn on a prefill replica, with so many tokens to compute there.
@@ -166,13 +192,37 @@ class PrefillPool:
             del self._computing[replica]
 
     def sent(self, decision: PrefillDecision) -> None:
-        """Note that a prompt goes to a prefill replica; `ended` must follow once."""
+        """Note that KV leaves a prefill replica; `ended` must follow once."""
         assert decision.place is PrefillPlace.REMOTE
         self._moving[decision.replica] = self._moving.get(decision.replica, 0) + 1
 
     def ended(self, decision: PrefillDecision) -> None:
-        """Note that a hand-over is over, however it went."""
+        """Note that KV is on the link no more, however that went."""
         self._moving[decision.replica] -= 1
+
+    def begun(self, decision: PrefillDecision, decode: str) -> None:
+        """Note that a hand-over begins; `judged` must follow once."""
+        self.breakers.begun(decision.replica, decode, decision.request_id)
+
+    def judged(
+        self,
+        decision: PrefillDecision,
+        decode: str,
+        now_s: float,
+        *,
+        outcome: HandOverOutcome,
+        cause: HandOverCause | None,
+        has_parcel: bool,
+    ) -> None:
+        """Note how a hand-over ended. `has_parcel`: its prompt was computed ahead."""
+        self.breakers.ended(
+            decision.replica,
+            decode,
+            decision.request_id,
+            now_s,
+            outcome=outcome,
+            failed=kind_of(cause, has_parcel=has_parcel),
+        )
 
     def moved(
         self,
@@ -187,10 +237,8 @@ class PrefillPool:
         """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
         seen = Passage(tokens=tokens, setup_ms=setup_ms, transfer_ms=ms, bytes=size_bytes)
         source, target = self.load.replica(decision.replica), self.load.replica(decode)
-        near = Nearness.UNKNOWN
-        if source is not None and target is not None:
-            near = nearness(source.labels, target.labels)
-        self.links.learn(decision.replica, decode, near, seen)
+        like = likeness(*(NO_LABELS if one is None else one.labels for one in (source, target)))
+        self.links.learn(decision.replica, decode, like, seen)
 
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:
         """Score a decision by how long its request waited for its first token."""

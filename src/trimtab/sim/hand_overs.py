@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from trimtab.core.handover import HandOverCause, HandOverOutcome
 from trimtab.core.types import ReplicaState
 from trimtab.policies.local_prefill import PrefillPlace
 from trimtab.sim.fleet_parts import Flight, RolesSpec
@@ -64,6 +65,7 @@ class HandOvers:
         if self._around.state(source) is ReplicaState.STOPPED:
             self._failed(flight, "the prefill replica was not there")
             return False
+        pool.begun(decision, _target(flight))
         job.incoming = True
         held = routed.request.holdings.by(source)
         flight.gateway.load.prefilled_elsewhere(routed.query.request_id)
@@ -153,14 +155,14 @@ class HandOvers:
         )
         self._around.records.moved(flight.row, took_ms, flight.moved)
         self._around.moved(now_s, took_ms, flight.moved)
-        self._close(now_s, flight)
+        self._close(now_s, flight, HandOverOutcome.DELIVERED)
         self._around.replica(_target(flight)).received(now_s, job, complete=True)
 
     def _timed_out(self, now_s: float, what: tuple[Flight, Transfer]) -> None:
         flight, one = what
         if one.ended:
             return
-        self._give_up(now_s, flight, "the transfer took too long")
+        self._give_up(now_s, flight, "the transfer took too long", HandOverCause.TIMED_OUT)
         self._nothing_comes(now_s, flight)
 
     def awaits(self, replica: str) -> bool:
@@ -197,15 +199,23 @@ class HandOvers:
         if self._around.state(_source(flight)) is not ReplicaState.STOPPED:
             self._around.replica(_source(flight)).cancel(now_s, ahead, "its request left")
 
-    def _give_up(self, now_s: float, flight: Flight, cause: str) -> None:
-        self._failed(flight, cause)
-        self._close(now_s, flight)
+    def _give_up(
+        self, now_s: float, flight: Flight, words: str, cause: HandOverCause | None = None
+    ) -> None:
+        self._failed(flight, words)
+        self._close(now_s, flight, HandOverOutcome.FAILED, cause)
 
     def _failed(self, flight: Flight, cause: str) -> None:
         flight.failed_over = True
         self.failures[cause] += 1
 
-    def _close(self, now_s: float, flight: Flight) -> None:
+    def _close(
+        self,
+        now_s: float,
+        flight: Flight,
+        outcome: HandOverOutcome = HandOverOutcome.ABANDONED,
+        cause: HandOverCause | None = None,
+    ) -> None:
         """Free what a hand-over holds: the link, the prefill replica's blocks, its place in the load."""
         ahead, pool = flight.ahead, flight.gateway.pool
         if ahead is None:
@@ -213,6 +223,14 @@ class HandOvers:
         assert pool is not None
         assert flight.prefill is not None
         self._forget_ahead(flight)
+        pool.judged(
+            flight.prefill,
+            _target(flight),
+            now_s,
+            outcome=outcome,
+            cause=cause,
+            has_parcel=flight.transfer is not None,
+        )
         if flight.transfer is not None:
             self.links.drop(now_s, flight.transfer)
             pool.ended(flight.prefill)

@@ -6,16 +6,18 @@ from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.policies.links import (
     CONNECTION_MS,
     RATE_SMOOTHING,
+    Likeness,
     LinkRate,
     Links,
     Nearness,
     Passage,
+    likeness,
     nearness,
 )
 
 TOLD = LinkRate(setup_ms=5.0, ms_per_token=0.01)
 SEEN = Passage(tokens=1000.0, setup_ms=2.0, transfer_ms=20.0, bytes=24e6)
-HERE, NEAR = Nearness.SAME_HOST, Nearness.SAME_LINK
+HERE, NEAR = Likeness(near=Nearness.SAME_HOST), Likeness(near=Nearness.SAME_LINK)
 
 
 def labels(host: str = "", link: str = "") -> ReplicaLabels:
@@ -112,3 +114,32 @@ def test_replica_that_left_is_forgotten() -> None:
     links.learn("p", "e", HERE, SEEN)
     links.forget("d")
     assert [(source, target) for source, target, _ in links.rates()] == [("p", "e")]
+
+
+def test_own_hand_overs_go_on_from_what_pairs_alike_cost() -> None:
+    """A sample of exactly what was expected changes nothing: what was told at the start is not believed again."""
+    links, dear = Links(TOLD), Passage(tokens=1000.0, setup_ms=50.0, transfer_ms=1000.0)
+    for _ in range(200):
+        links.learn("p", "d", HERE, dear)
+    links.learn("p", "e", HERE, dear)
+    rate = links.rate("p", "e", HERE)
+    assert rate is not None
+    assert rate.ms_per_token == pytest.approx(1.0)
+    assert rate.setup_ms == pytest.approx(50.0)
+    assert rate.samples == 1
+
+
+def test_pairs_speak_for_those_of_the_same_accelerators_alone() -> None:
+    """What copies bytes out and in is the device's: the same host makes no pair of others cost the same."""
+    links = Links(TOLD)
+    big, small = (ReplicaLabels(host="a", accelerator=name) for name in ("H200", "L4"))
+    links.learn("p", "d", likeness(big, big), SEEN)
+    assert links.rate("q", "d", likeness(big, big)) != TOLD
+    for source, target in ((small, big), (big, small), (small, small)):
+        assert links.rate("q", "d", likeness(source, target)) == TOLD
+
+
+def test_the_same_accelerator_makes_no_two_replicas_near() -> None:
+    """There are many of a kind, anywhere."""
+    one, other = (ReplicaLabels(host=host, accelerator="H200") for host in "ab")
+    assert likeness(one, other).near is Nearness.APART
