@@ -121,7 +121,7 @@ async def test_roles_are_proven_on_the_same_replicas_adopted_and_merged_when_tra
     engine = EngineConfig(slots=4, context_tokens=1024, threads=1, chunk_tokens=64)
     async with Serving(tmp_path, engine) as serving:
         serving.system.use_cost(COST)
-        serving.system.hand_overs.use_cost(COST)
+        serving.system.hand_overs.costs.use(COST)
         record = record_of(serving)
         controller = serving.control.controller
         async with traffic(serving) as got:

@@ -60,6 +60,8 @@ async def test_hand_over_is_told_with_bytes_and_times_apart(tmp_path: Path) -> N
     assert record.second_gap_ms is not None
     assert served.prefill is not None
     assert PrefillPlace.REMOTE is served.prefill.decision.place
+    assert one.transport == "a file in shared memory"
+    assert one.held_tokens == 0
 
 
 async def test_second_identical_request_is_a_hit_where_it_was_decoded(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ async def test_costs_are_learned_from_traffic_and_nothing_travels_before(tmp_pat
         pair.decode.gap_s = 0.002
         for number in range(25):
             await pair.post(long_body(f"q{number}x", words=30 * (1 + number % 5) + number))
-            pair.hand_overs.learn(pair.records[-1])
+            pair.hand_overs.costs.learn(pair.records[-1])
         before = pair.served[4].prefill
         await pair.post(long_body("last"))
         await pair.record(of=26)

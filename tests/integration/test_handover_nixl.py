@@ -12,7 +12,14 @@ from fake_nixl import BYTES_PER_TOKEN, FakeNixl
 from harness import CHAT, until
 from nixl_pair import DECODE, NOTHING, PREFILL, NixlPair, text_of
 
-from trimtab.core.handover import HandOverCause, HandOverOutcome, PrefillPlace, PrefillReason
+from trimtab.core.config_roles import RolesMode
+from trimtab.core.handover import (
+    HandOverCause,
+    HandOverOutcome,
+    PrefillDecision,
+    PrefillPlace,
+    PrefillReason,
+)
 from trimtab.core.types import ReplicaState
 from trimtab.runtime.nixl import NixlTransfer
 
@@ -93,6 +100,7 @@ async def test_prompt_is_prefilled_on_one_server_and_fetched_by_another(
     assert (one.tokens_sent, one.tokens_delivered) == (WORDS, WORDS - 1)
     assert (one.bytes, one.descriptors) == (BYTES_PER_TOKEN * WORDS, 30)
     assert one.transfer_ms == pytest.approx(WORDS * 1e-2)
+    assert one.transport == "NIXL"
     assert (left, found.prefill.kept) == (NOTHING, {})
 
 
@@ -334,6 +342,7 @@ async def test_fetch_from_a_server_that_died_is_not_waited_for_longer_than_a_tra
     assert [(one.outcome, one.cause) for one in told] == [
         (HandOverOutcome.FAILED, HandOverCause.TIMED_OUT)
     ]
+    assert told[0].tokens_delivered is None, "the answer that came speaks of a prompt computed anew"
     assert (found.decode.computed_tokens, left) == (WORDS, NOTHING)
 
 
@@ -359,3 +368,44 @@ async def test_slow_fetch_from_a_server_that_lives_is_waited_for(
         told = found.pair.told
     assert answer == (200, found.right("w"))
     assert [one.outcome for one in told] == [HandOverOutcome.DELIVERED]
+
+
+async def test_role_control_sees_what_the_servers_tell_of_their_transfers(tmp_path: Path) -> None:
+    """An engine that moves KV by itself tells of it after the answer; dear transfers are seen all the same."""
+    async with made(tmp_path) as found:
+        keeper = found.pair.system.roles
+        keeper.use_config(msgspec.structs.replace(keeper.config, mode=RolesMode.FOLLOW))
+        for at in range(3):
+            await found.ask(f"w{at}x")
+        await found.pair.records(3)
+        now_s = found.pair.system.clock.mono_s()
+        seen = keeper._watch.seen(now_s, keeper._sides(), step_idle_ms=None)
+        told = found.pair.told
+    assert seen.transfers == 3
+    assert seen.transfer_ms_p90 == pytest.approx(max(one.moving_ms or 0.0 for one in told))
+
+
+async def test_fetches_under_way_are_counted_on_their_link(tmp_path: Path) -> None:
+    """The next prompt is predicted to share it with them, until their first tokens have come."""
+    async with made(tmp_path) as found:
+        pool, bytes_ms = found.pair.system.hand_overs.pool, []
+        choose = pool.choose
+
+        def chose(*args: Any, **more: Any) -> PrefillDecision:
+            decision = choose(*args, **more)
+            assert decision.remote is not None
+            bytes_ms.append(decision.remote.terms["transfer"])
+            return decision
+
+        pool.choose = chose  # type: ignore[method-assign]
+        found.decode.fetch_fault = "hang"
+        asking = []
+        for at in range(3):
+            asking.append(asyncio.create_task(found.ask(f"w{at}x")))
+            await until(lambda at=at: found.decode.waiting == at + 1)
+        shared = pool.moving(PREFILL)
+        found.decode.may_fetch.set()
+        await asyncio.gather(*asking)
+        await found.pair.records(3)
+    assert [each / bytes_ms[0] for each in bytes_ms] == pytest.approx([1.0, 2.0, 3.0], rel=0.05)
+    assert (shared, pool.moving(PREFILL)) == (3, 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from test_fleet_lifecycle import OLD, Harness, Sink
 from trimtab.core.config_roles import RolesConfig, RolesMode
 from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
+from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.lever import Comparison
 from trimtab.core.record import Drafting, Phases, RequestRecord, Tokens
 from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
@@ -31,11 +33,7 @@ FOLLOW = RolesConfig(
     samples_min=5,
 )
 
-DEAR: dict[str, object] = {
-    "prefill_replica": "r2",
-    "phases": Phases(transfer_ms=500.0),
-    "tokens": Tokens(prompt=20, delivered=0, output=20),
-}
+DEAR: dict[str, Any] = {"ms": 500.0, "prompt": 20}
 """A hand-over of half of the TTFT target, and longer than computing its prompt."""
 
 CANDIDATE = CandidatePlan(
@@ -114,6 +112,24 @@ class Kept:
         """Let requests end now."""
         for at in range(count):
             self.keeper.on_record(msgspec.structs.replace(record(at), **changes))
+
+    def hands_over(self, count: int, *, ms: float, prompt: int, **changes: Any) -> None:
+        """Let requests whose KV moved end now; `ms`: from the set-up to the last byte."""
+        self.serves(
+            count, prefill_replica="r2", tokens=Tokens(prompt=prompt, delivered=0, output=20)
+        )
+        one = HandOver(
+            request_id="q",
+            source="r2",
+            target="r0",
+            outcome=HandOverOutcome.DELIVERED,
+            prompt_tokens=prompt,
+            export_ms=0.25 * ms,
+            setup_ms=0.25 * ms,
+            transfer_ms=0.5 * ms,
+        )
+        for _ in range(count):
+            self.keeper.on_hand_over(msgspec.structs.replace(one, **changes))
 
     @property
     def decided(self) -> list[RolesDecided]:
@@ -302,7 +318,7 @@ async def test_roles_stay_while_a_lever_is_proven_and_no_time_is_lost_by_it(kept
 
 async def test_dear_transfers_raise_the_mark_from_which_prompts_travel(kept: Kept) -> None:
     """Half of the target goes by on the link: the mark doubles, and what would help is said."""
-    kept.serves(10, **DEAR)
+    kept.hands_over(10, **DEAR)
     made = kept.keeper.tick()
     assert (kept.thresholds[-1], len(made.advice)) == (2.0, 3)
 
@@ -320,29 +336,37 @@ async def test_what_the_prefill_replica_had_cached_is_no_work_of_it(kept: Kept) 
 
 async def test_transfer_is_weighed_against_its_own_prompt(kept: Kept) -> None:
     """Prompts of many seconds that move quickly make no slow transfer of a short prompt cheap."""
-    slow, quick = Phases(transfer_ms=500.0), Phases(transfer_ms=20.0)
-    long, short = Tokens(prompt=4000, output=20), Tokens(prompt=20, output=20)
-    kept.serves(10, prefill_replica="r2", phases=slow, tokens=long)
-    kept.serves(10, prefill_replica="r2", phases=quick, tokens=short)
+    kept.hands_over(10, ms=500.0, prompt=4000)
+    kept.hands_over(10, ms=20.0, prompt=20)
     cheap = kept.keeper.tick().local_factor
     kept.clock.now_s += FOLLOW.window_s
-    kept.serves(10, prefill_replica="r2", phases=quick, tokens=long)
-    kept.serves(10, prefill_replica="r2", phases=slow, tokens=short)
+    kept.hands_over(10, ms=20.0, prompt=4000)
+    kept.hands_over(10, ms=500.0, prompt=20)
     dear = kept.keeper.tick().local_factor
     assert (cheap, dear) == (1.0, 2.0)
 
 
 async def test_what_the_decode_side_held_is_no_work_that_a_transfer_saved(kept: Kept) -> None:
     """Of a long prompt that it held but for its end, only the end would have been computed there."""
-    held = Tokens(prompt=4000, captured=3990, output=20)
-    kept.serves(10, prefill_replica="r2", phases=Phases(transfer_ms=500.0), tokens=held)
+    kept.hands_over(10, ms=500.0, prompt=4000, held_tokens=3990)
     assert kept.keeper.tick().local_factor == 2.0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"outcome": HandOverOutcome.FAILED}, {"transfer_ms": None}], ids=str
+)
+async def test_hand_over_that_failed_or_was_not_timed_makes_no_transfer_dear(
+    kept: Kept, changes: dict[str, Any]
+) -> None:
+    """Its time is no price of moving KV."""
+    kept.hands_over(10, **DEAR, **changes)
+    assert kept.keeper.tick().local_factor == 1.0
 
 
 async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept: Kept) -> None:
     """It would change what both arms do; once the proof is over the mark moves at the next tick."""
     kept.plan = TrafficPlan(policy="round_robin", candidate=CANDIDATE)
-    kept.serves(10, **DEAR)
+    kept.hands_over(10, **DEAR)
     held = kept.keeper.tick().local_factor
     kept.plan = TrafficPlan(policy="round_robin")
     moved = kept.keeper.tick().local_factor
@@ -351,7 +375,7 @@ async def test_mark_from_which_prompts_travel_stays_while_a_lever_is_proven(kept
 
 async def test_fixed_roles_watch_nothing_and_let_the_mark_go(kept: Kept) -> None:
     """Nobody would forget what was watched; what following raised ends with it, and begins anew with the next."""
-    kept.serves(10, **DEAR)
+    kept.hands_over(10, **DEAR)
     kept.keeper.tick()
     raised = kept.thresholds[-1]
     kept.keeper.use_config(msgspec.structs.replace(FOLLOW, mode=RolesMode.FIXED))

@@ -73,14 +73,7 @@ class NixlPair:
     async def __aenter__(self) -> "NixlPair":
         await self.system.start()
         self.system.use_cost(COST)
-        books = self.system.hand_overs.books
-        before = books.on_hand_over
-
-        def heard(one: HandOver) -> None:
-            before(one)
-            self.told.append(one)
-
-        books.on_hand_over = heard
+        self.system.hand_overs.books.listen(self.told.append)
         self.client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
         return self
 

@@ -147,7 +147,7 @@ class Gateway:
     def hand_over(self, make: Callable[[Upstream, Guard], HandOvers]) -> HandOvers:
         """Have prompts' KV handed over from the next request on, by what `make` returns."""
         made = self.hand_overs = self._relay.hand_overs = make(self._upstream, self.guard)
-        made.books.on_hand_over = self.metrics.observe_hand_over
+        made.books.listen(self.metrics.observe_hand_over)
         return made
 
     @property

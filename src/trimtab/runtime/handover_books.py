@@ -23,8 +23,11 @@ class HandOverBooks:
         self._pool = pool
         self._sink = sink
         self._tasks: set[asyncio.Task[None]] = set()
-        self.on_hand_over: Callable[[HandOver], None] = lambda _: None
-        """Hears every hand-over that has ended."""
+        self._listeners: list[Callable[[HandOver], None]] = []
+
+    def listen(self, heard: Callable[[HandOver], None]) -> None:
+        """Tell somebody of every hand-over that has ended, with its bytes and times where anybody knows them."""
+        self._listeners.append(heard)
 
     @property
     def unfinished(self) -> int:
@@ -68,10 +71,12 @@ class HandOverBooks:
                 told.target,
                 tokens=float(told.tokens_sent or 0),
                 setup_ms=told.setup_ms or 0.0,
-                ms=told.transfer_ms + (told.export_ms or 0.0),
+                # A prompt is saved alone; on the link others may have had their part of the time.
+                ms=(told.export_ms or 0.0) + told.transfer_ms / (1 + passage.sharing),
                 size_bytes=told.bytes,
             )
-        self.on_hand_over(told)
+        for heard in self._listeners:
+            heard(told)
         self._sink.append(HandedOver(hand_over=told), cause_id=cause_id)
 
 

@@ -3,9 +3,10 @@
 A replica prefills one prompt at a time: several at once would all end late. Only a much shorter one is computed beside
 a long one, in the first slot: the engine fills each step's chunk in the order of its slots, so that the short one comes
 first. The slot is named, by the engine's own rule on a model of what its other slots hold, so that a prompt that begins
-like an earlier one computes only its tail. Its file is leased before it is written and removed as soon as it is
-restored. Where it goes is the emptiest idle slot of the decode side, which is named in the decode request: another
-request cannot slip in unseen, because what the engine reused is told in its answer.
+like an earlier one computes only its tail. Room for its file is leased before it is computed, by the bytes a token of
+earlier parcels of the same KV key, and the file is removed as soon as it is restored. Where it goes is the emptiest
+idle slot of the decode side, which is named in the decode request: another request cannot slip in unseen, because what
+the engine reused is told in its answer.
 
 An engine that was asked to save or restore cannot be stopped in the middle. Where nobody waits for it any more, a task
 of its own waits for the end and then frees the file and the slot.
@@ -38,6 +39,9 @@ UNWANTED_S: Final = 5.0
 PASSING_SLOT: Final = 0
 BYTES_PER_TOKEN_START: Final = 0
 """Before the first parcel nobody knows its size: the bound on their number holds alone."""
+
+KEYS_MAX: Final = 64
+"""KV keys whose bytes a token are remembered; of more, the first is forgotten."""
 
 
 class _Site:
@@ -85,9 +89,27 @@ class LlamaCppTransfer:
         self._unwanted_s = unwanted_s
         self._sites: dict[str, _Site] = {}
         self._taken: dict[str, set[int]] = {}
-        self._bytes_per_token = BYTES_PER_TOKEN_START
+        self._bytes_per_token: dict[str, int] = {}
         self._parcels = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def transport(self) -> str:
+        """See `KvTransfer`."""
+        return "a file in shared memory"
+
+    def has_room(self, source: ReplicaView, prompt_tokens: int) -> bool:
+        """See `KvTransfer`."""
+        return self._files.lacks(self._expected_bytes(source, prompt_tokens)) is None
+
+    def _expected_bytes(self, source: ReplicaView, tokens: int) -> int:
+        return self._bytes_per_token.get(source.kv_key, BYTES_PER_TOKEN_START) * tokens
+
+    def _measured(self, source: ReplicaView, bytes_per_token: int) -> None:
+        known = self._bytes_per_token
+        if source.kv_key not in known and len(known) >= KEYS_MAX:
+            del known[next(iter(known))]
+        known[source.kv_key] = max(1, bytes_per_token)
 
     @property
     def unfinished(self) -> int:
@@ -110,11 +132,16 @@ class LlamaCppTransfer:
         site = self._site(source)
         async with site.turn.taken(what.prompt_tokens, held=what.held_tokens) as lane:
             began_s = self._clock.mono_s()
+            slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
+            name = self._leased(source, what.prompt_tokens)
+            try:
+                parcel = await self._computed(what, source, slot, name)
+            except BaseException:
+                self._files.free(name)
+                raise
             if lane is Lane.MAIN:
                 # The next to pass overwrites the first slot, and no other prompt is computed there.
                 holds()
-            slot = site.choose(what.blocks, what.blocks[-1] if what.blocks else 0, lane)
-            parcel = await self._computed(what, source, slot)
             computed_s = self._clock.mono_s()
             size, saved = await self._exported(parcel, source, slot)
             waited_ms = (self._clock.mono_s() - computed_s) * 1000.0
@@ -129,12 +156,28 @@ class LlamaCppTransfer:
             parcel,
             tokens=parcel.prompt_tokens,
             bytes=size,
+            is_out=True,
             prefill_ms=(computed_s - began_s) * 1000.0,
             export_ms=export_ms,
             setup_ms=waited_ms - export_ms,
         )
 
-    async def _computed(self, what: Prefill, source: ReplicaView, slot: int) -> Parcel:
+    def _leased(self, source: ReplicaView, tokens: int) -> str:
+        """Set room aside for a parcel and return its name."""
+        self._parcels += 1
+        name = f"parcel-{source.id}-{self._parcels}.kv"
+        self._lease(name, self._expected_bytes(source, tokens))
+        return name
+
+    def _lease(self, name: str, expected_bytes: int) -> None:
+        """Set as much room aside as is expected now; where there is none, none is held."""
+        try:
+            self._files.lease(name, expected_bytes=expected_bytes)
+        except NoRoomError as error:
+            self._files.free(name)
+            raise HandOverError(HandOverCause.NO_ROOM_FOR_PARCEL, str(error)) from error
+
+    async def _computed(self, what: Prefill, source: ReplicaView, slot: int, name: str) -> Parcel:
         """Have the prompt computed in a slot; the parcel is named, and not there yet."""
         try:
             body = prefill_body(what.body, slot=slot)
@@ -148,11 +191,10 @@ class LlamaCppTransfer:
             raise HandOverError(
                 HandOverCause.PREFILL_REFUSED, f"{source.id} did not say what it computed"
             )
-        self._parcels += 1
         return Parcel(
             request_id=what.request_id,
             source=source.id,
-            handle=f"parcel-{source.id}-{self._parcels}.kv",
+            handle=name,
             tokens=0,
             prompt_tokens=report.prompt_tokens,
             bytes=None,
@@ -165,11 +207,9 @@ class LlamaCppTransfer:
 
     async def _exported(self, parcel: Parcel, source: ReplicaView, slot: int) -> tuple[int, Saved]:
         """Save the slot and return (bytes, what the engine says of it); no file is left where that fails."""
-        name, expected = parcel.handle, self._bytes_per_token * parcel.prompt_tokens
-        try:
-            self._files.lease(name, expected_bytes=expected)
-        except NoRoomError as error:
-            raise HandOverError(HandOverCause.NO_ROOM_FOR_PARCEL, str(error)) from error
+        name = parcel.handle
+        # The engine counted the prompt; what was leased for it was an estimate.
+        self._lease(name, self._expected_bytes(source, parcel.prompt_tokens))
         loop = asyncio.get_running_loop()
         # Also for a file that an engine writes after nobody waited for it any more.
         loop.call_later(self._lease_s, self._files.free, name)
@@ -184,7 +224,7 @@ class LlamaCppTransfer:
         except (EngineFormatError, UpstreamError, OSError) as error:
             self._files.free(name)
             raise HandOverError(HandOverCause.EXPORT_FAILED, _words(error)) from error
-        self._bytes_per_token = max(1, size // max(1, saved.n_saved))
+        self._measured(source, size // max(1, saved.n_saved))
         return size, saved
 
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:

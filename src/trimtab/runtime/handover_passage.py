@@ -1,6 +1,7 @@
 """One hand-over under way with what it holds, and what a transfer may tell of it afterwards."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, runtime_checkable
@@ -25,7 +26,9 @@ _LOOK_S: Final = 1.0
 """How often is looked whether a prefill side still lives, in seconds."""
 
 _SERVES: Final = frozenset({ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.EJECTED})
-_NOT_TAKEN: Final = frozenset({HandOverCause.DECODE_REFUSED, HandOverCause.DECODE_LOST})
+_NOT_TAKEN: Final = frozenset(
+    {HandOverCause.DECODE_REFUSED, HandOverCause.DECODE_LOST, HandOverCause.TIMED_OUT}
+)
 
 
 class Moved(Protocol):
@@ -84,8 +87,14 @@ class Passage:
         self.waited_ms: float | None = None
         self.parcel: Parcel | None = None
         self.delivery: Delivery | None = None
+        self.sharing = 0
+        """Hand-overs that were on its link when it began to move."""
+        self.comes_by_s = math.inf
+        """When its KV is taken to have come, of the monotonic clock, if nothing tells it before."""
         self.has_come: Callable[[], bool] = lambda: False
         """Whether the answer's first token is there."""
+        self.on_end: Callable[[Passage], None] = lambda _: None
+        """Hears once how it ended."""
         self.outcome: HandOverOutcome | None = None
         self.cause: HandOverCause | None = None
         self.detail = ""
@@ -94,6 +103,7 @@ class Passage:
         """Note how it ended; the first word counts."""
         if self.outcome is None:
             self.outcome, self.cause, self.detail = outcome, cause, detail
+            self.on_end(self)
 
     def judge(self, record: RequestRecord, delivered: int | None) -> None:
         """Hold what the decode side reused, as it said itself, against what was sent; the first word counts."""
@@ -147,6 +157,12 @@ class Passage:
         delivery = self.delivery
         return delivery is not None and delivery.transfer_ms is None and not self.has_come()
 
+    def is_moving(self, now_s: float) -> bool:
+        """Say whether its KV is on its way as far as is known, once it has begun to move."""
+        if self.delivery is None:
+            return True
+        return self.is_awaited and now_s < self.comes_by_s
+
     @property
     def transfer_ms(self) -> float | None:
         """What the request waited for its KV to come over; None where the engine moves it by itself."""
@@ -161,8 +177,8 @@ class Passage:
         engine_ms = None if self.parcel is None else self.parcel.engine_ms
         return None if engine_ms is None else engine_ms + (decode_ms or 0.0)
 
-    def told(self, delivered: int | None) -> HandOver:
-        """Return what the ledger keeps of it."""
+    def told(self, delivered: int | None, held: int | None) -> HandOver:
+        """Return what the ledger keeps of it. `held`: what the decode side was believed to hold before it."""
         parcel, delivery = self.parcel, self.delivery
         return HandOver(
             request_id=self.decision.request_id,
@@ -175,12 +191,14 @@ class Passage:
             tokens_sent=delivery.tokens if delivery else None,
             # What the decode side said of a prompt that it computed itself says nothing of the KV.
             tokens_delivered=delivered if delivery and self.cause not in _NOT_TAKEN else None,
+            held_tokens=held,
             bytes=delivery.bytes if delivery else parcel.bytes if parcel else None,
             waited_ms=self.waited_ms,
             prefill_ms=parcel.prefill_ms if parcel else None,
             export_ms=parcel.export_ms if parcel else None,
             setup_ms=_setup_ms(parcel, delivery),
             transfer_ms=delivery.transfer_ms if delivery else None,
+            transport=self.transfer.transport,
         )
 
 

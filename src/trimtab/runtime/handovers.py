@@ -13,7 +13,6 @@ however it ends.
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -35,7 +34,6 @@ from trimtab.core.handover import (
 )
 from trimtab.core.ports import Clock, KvTransfer, LedgerSink, Prefill
 from trimtab.core.record import RequestRecord
-from trimtab.diagnosis.traffic_cost import cost_from_traffic
 from trimtab.engines.openai import edit_request
 from trimtab.engines.vllm_nixl import stays
 from trimtab.policies.local_prefill import PrefillRules, with_mark_raised
@@ -45,16 +43,17 @@ from trimtab.policies.router import Routed, Router
 from trimtab.runtime.exchange import Exchange
 from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_books import HandOverBooks
+from trimtab.runtime.handover_costs import LearnedCost
+from trimtab.runtime.handover_links import OnLinks
 from trimtab.runtime.handover_passage import Passage, fetched
 from trimtab.runtime.handover_rooms import Place, Rooms
+from trimtab.runtime.handover_scores import score
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
 from trimtab.runtime.wire import Pairs
 
 T = TypeVar("T")
 
-RECORDS_LEARNED_FROM: Final = 600
-LEARN_EVERY: Final = 25
 ROOM_WAIT_SHARE: Final = 0.8
 """Part of the time for a transfer that may go by waiting for room on the decode side."""
 
@@ -93,9 +92,6 @@ class HandOvers:
         self._rules = rules
         self._transfer_of = transfer_of
         self._on_forget = on_forget
-        self._is_told_cost = cost is not None
-        self._records: deque[RequestRecord] = deque(maxlen=RECORDS_LEARNED_FROM)
-        self._unlearned = 0
         self._under_way: set[Passage] = set()
         self._prefilled_s: dict[str, float] = {}
         self.stays_local = False
@@ -108,6 +104,9 @@ class HandOvers:
             sends_whole=sends_whole,
             passing=passing,
         )
+        self._on_links = OnLinks(clock.mono_s)
+        self.pool.moving, self.pool.bar = self._on_links.count, self._bar
+        self.costs = LearnedCost(self.pool, is_told=cost is not None)
         self._rooms = Rooms()
         self.books = HandOverBooks(self.pool, sink)
 
@@ -130,22 +129,6 @@ class HandOvers:
         self._rooms.forget(replica)
         self._prefilled_s.pop(replica, None)
         self._on_forget(replica)
-
-    def use_cost(self, cost: CostModel) -> None:
-        """Decide by measured costs from now on."""
-        self._is_told_cost, self.pool.cost = True, cost
-
-    def learn(self, record: RequestRecord) -> None:
-        """Learn costs from traffic as long as nobody measured them."""
-        if self._is_told_cost or not self._router.load.has_prefill:
-            return
-        self._records.append(record)
-        self._unlearned += 1
-        if self._unlearned >= LEARN_EVERY:
-            self._unlearned = 0
-            found = cost_from_traffic(self._records)
-            if isinstance(found, CostModel):
-                self.pool.cost = found
 
     @asynccontextmanager
     async def carried(
@@ -215,11 +198,14 @@ class HandOvers:
         assert transfer is not None, "decided before"
         passage = Passage(decision, source, routed.replica, transfer, seen.decided_s)
         passage.has_come = lambda: seen.first_s is not None
+        passage.on_end = self._judged
         seen.passage = passage
+        self.pool.begun(decision, passage.target.id)
         self._under_way.add(passage)
         try:
             what = _what(exchange, body, headers, routed, source.id)
             await self._carry(passage, what, place)
+            self._on_links.delivered(passage, streams=routed.query.facts.stream)
         except HandOverError as error:
             passage.end(HandOverOutcome.FAILED, error.cause, str(error))
             self._stays(routed)
@@ -240,8 +226,7 @@ class HandOvers:
 
     def _decide(self, routed: Routed, body: bytes, seen: Measurement) -> PrefillDecision:
         assert routed.replica is not None
-        failed = self.stays_local or seen.passage is not None
-        decision = self.pool.choose(routed, failed_before=failed)
+        decision = self.pool.choose(routed, failed_before=seen.passage is not None)
         if decision.place is PrefillPlace.LOCAL:
             return decision
         if routed.exposure.whole:
@@ -251,13 +236,34 @@ class HandOvers:
                 replica=routed.replica.id,
                 reason=PrefillReason.AS_TOLD,
             )
-        source = self._router.load.replica(decision.replica)
-        if source is None or self._transfer_of(source) is None or stays(body) is not None:
+        if stays(body) is not None:
             return self.pool.choose(routed, can_travel=False)
         return decision
 
+    def _bar(self, source: ReplicaView, prompt_tokens: int) -> PrefillReason | None:
+        """Return why nothing may be handed over from a replica now, whoever decodes."""
+        if self.stays_local:
+            return PrefillReason.PREFILL_FILLS_UP
+        transfer = self._transfer_of(source)
+        if transfer is None:
+            return PrefillReason.NO_TRANSFER
+        has_room = transfer.has_room(source, prompt_tokens)
+        return None if has_room else PrefillReason.NO_ROOM_FOR_PARCEL
+
+    def _judged(self, passage: Passage) -> None:
+        """Learn from how a hand-over ended whether its pair is to be left out."""
+        assert passage.outcome is not None
+        self.pool.judged(
+            passage.decision,
+            passage.target.id,
+            self._clock.mono_s(),
+            outcome=passage.outcome,
+            cause=passage.cause,
+            has_parcel=passage.parcel is not None,
+        )
+
     async def _carry(self, passage: Passage, what: Prefill, place: Place) -> None:
-        """Prefill and deliver; the prompt counts on its prefill replica until that is over."""
+        """Prefill and deliver. The prompt counts on its prefill replica as long as its KV is needed there."""
         load, index, source = self._router.load, self._router.index, passage.source
         ahead = f"{what.request_id} ahead"
         load.prefilled_elsewhere(what.request_id)
@@ -269,14 +275,22 @@ class HandOvers:
             is_held = True
             index.record(source.id, what.blocks)
 
-        try:
-            passage.parcel = await self._prefilled(passage, what, holds)
-            await self._take(place, passage)
-            await self._deliver(passage, passage.parcel)
-        finally:
+        def leaves() -> None:
+            nonlocal is_held
             load.finished(ahead)
             if is_held:
                 index.finished(source.id, what.blocks)
+            is_held = False
+
+        try:
+            passage.parcel = await self._prefilled(passage, what, holds)
+            load.prefill_done(ahead)
+            if passage.parcel.is_out:
+                leaves()
+            await self._take(place, passage)
+            await self._deliver(passage, passage.parcel)
+        finally:
+            leaves()
 
     async def _prefilled(
         self, passage: Passage, what: Prefill, holds: Callable[[], None]
@@ -318,7 +332,7 @@ class HandOvers:
     async def _deliver(self, passage: Passage, parcel: Parcel) -> None:
         wait_s = self._config.transfer_timeout_s
         deadline_s = self._clock.mono_s() + ROOM_WAIT_SHARE * wait_s
-        self.pool.sent(passage.decision)
+        self._on_links.began(passage)
         try:
             passage.delivery = await _within(
                 wait_s,
@@ -326,13 +340,15 @@ class HandOvers:
                 f"the transfer to {passage.target.id}",
             )
         finally:
-            self.pool.ended(passage.decision)
+            if passage.delivery is None:
+                self._on_links.ended(passage)
 
     def _let_go(self, passage: Passage) -> None:
         """Free what a hand-over holds; a second call changes nothing."""
         if passage not in self._under_way:
             return
         self._under_way.discard(passage)
+        self._on_links.ended(passage)
         if passage.delivery is not None:
             passage.transfer.release(passage.delivery)
         if passage.parcel is not None:
@@ -343,34 +359,15 @@ class HandOvers:
         if seen.passage is not None:
             seen.passage.judge(record, seen.report.cached_tokens)
             seen.passage.give_up()
-        if seen.prefill is None:
-            return
-        waited_ms = self._waited_ms(seen, record)
-        if waited_ms is None:
-            return
-        decision = seen.prefill.decision
-        is_local = decision.place is PrefillPlace.LOCAL
-        predicted = decision.local if is_local else decision.remote
-        self.pool.observed(decision, waited_ms)
-        error = None if predicted is None else abs(predicted.own_ms - waited_ms) / waited_ms
-        seen.prefill = msgspec.structs.replace(seen.prefill, waited_ms=waited_ms, error=error)
-
-    def _waited_ms(self, seen: Measurement, record: RequestRecord) -> float | None:
-        """Return how long a request waited for its first token after it was decided, if it went as decided."""
-        passage = seen.passage
-        if not record.ok or not record.stream or seen.first_s is None:
-            return None
-        if passage is not None and passage.outcome is not HandOverOutcome.DELIVERED:
-            return None
-        waited_ms = (seen.first_s - seen.decided_s) * 1000.0
-        return waited_ms if waited_ms > 0.0 else None
+            seen.passage.end(HandOverOutcome.ABANDONED, None)
+        score(self.pool, seen, record)
 
     def tell(self, seen: Measurement, cause_id: str) -> None:
         """Write a request's hand-over down, once its bytes are known, and learn what its link takes."""
         passage = seen.passage
         if passage is None:
             return
-        self.books.tell(passage, passage.told(seen.report.cached_tokens), cause_id)
+        self.books.tell(passage, passage.told(seen.report.cached_tokens, seen.captured), cause_id)
 
 
 def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed, source: str) -> Prefill:

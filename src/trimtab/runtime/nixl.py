@@ -75,6 +75,16 @@ class NixlTransfer:
         self._means: dict[str, Moved] = {}
         self._looks: dict[str, asyncio.Lock] = {}
 
+    @property
+    def transport(self) -> str:
+        """See `KvTransfer`. What NIXL moves them by (UCX over which device) the servers do not say."""
+        return "NIXL"
+
+    def has_room(self, source: ReplicaView, prompt_tokens: int) -> bool:
+        """See `KvTransfer`: no room is there while its KV fills up with parcels that nobody has fetched."""
+        used = source.kv_used_share
+        return used is None or used < SOURCE_FULL_SHARE or not self.unfetched(source.id)
+
     def unfetched(self, source: str) -> int:
         """Return how many parcels a prefill server keeps as far as is known: made, not fetched, lease not over."""
         self._prune()
@@ -99,15 +109,15 @@ class NixlTransfer:
         """See `KvTransfer`. The answer's one token is thrown away; its blocks stay in the server's cache."""
         if (stay := stays(what.body)) is not None:
             raise HandOverError(HandOverCause.PREFILL_REFUSED, f"it cannot travel: {stay.value}")
-        used = source.kv_used_share
-        if used is not None and used >= SOURCE_FULL_SHARE and self.unfetched(source.id):
+        if not self.has_room(source, what.prompt_tokens):
             raise HandOverError(
                 HandOverCause.NO_ROOM_FOR_PARCEL,
-                f"{source.id} uses {used:.0%} of its KV, some of it for parcels that nobody has fetched",
+                f"{source.id} uses {source.kv_used_share or 0.0:.0%} of its KV, some of it for parcels that nobody "
+                "has fetched",
             )
-        holds()
         began_s = self._clock.mono_s()
         answer = await self._ask(what, source)
+        holds()
         ended_s = self._clock.mono_s()
         try:
             kept = read_kept(answer)

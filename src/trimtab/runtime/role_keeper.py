@@ -18,6 +18,7 @@ from trimtab.core.config_roles import RolesConfig, RolesMode
 from trimtab.core.cost import CostModel
 from trimtab.core.decision import FleetView, ReplicaView
 from trimtab.core.events import RolesDecided
+from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.ports import Clock, LaunchError, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
@@ -160,14 +161,21 @@ class RoleKeeper:
         if record.tpot_ms is not None:
             self._watch.ended(now_s, record.tpot_ms, self.tokens_per_step(record))
         cost, ahead = self._parts.cost(), record.prefill_replica is not None
-        if ahead and record.phases.transfer_ms is not None:
-            self._watch.moved(now_s, record.phases.transfer_ms, _work_moved_ms(record, cost))
         tokens = record.tokens.computed
         if ahead:
             told = record.tokens.ahead
             tokens = record.tokens.prompt if told is None else told
         if tokens is not None and tokens > self._parts.chunk_tokens and _is_measured(cost):
             self._watch.long_prompt(now_s, cost.prefill_ms(tokens), ahead=ahead)
+
+    def on_hand_over(self, one: HandOver) -> None:
+        """Take in a hand-over that has ended, as it was measured; one that did not arrive teaches nothing."""
+        moving_ms = one.moving_ms
+        is_delivered = one.outcome is HandOverOutcome.DELIVERED
+        if moving_ms is None or not is_delivered or self.config.mode is not RolesMode.FOLLOW:
+            return
+        work_ms = _work_moved_ms(one, self._parts.cost())
+        self._watch.moved(self._parts.clock.mono_s(), moving_ms, work_ms)
 
     def tokens_per_step(self, record: RequestRecord) -> float | None:
         """Return what a step gave an answer: as its engine counted, 1 where nothing is drafted, else None."""
@@ -314,12 +322,11 @@ def _why_no_idle(cost: CostModel) -> str:
     return "tokens per step not measured where the cost was"
 
 
-def _work_moved_ms(record: RequestRecord, cost: CostModel) -> float | None:
+def _work_moved_ms(one: HandOver, cost: CostModel) -> float | None:
     """Return what computing a prompt that came would have taken where it is decoded, None where unknown."""
-    prompt = record.tokens.prompt
-    if prompt is None or not _is_measured(cost):
+    if one.prompt_tokens is None or not _is_measured(cost):
         return None
-    return cost.prefill_ms(prompt - (record.tokens.captured or 0))
+    return cost.prefill_ms(one.prompt_tokens - (one.held_tokens or 0))
 
 
 def _watched(config: RolesConfig) -> tuple[object, ...]:

@@ -46,8 +46,8 @@ class NoRoomError(Exception):
 class ParcelFiles:
     """The files of parcels under way in one folder: so many, and so many bytes.
 
-    A name is leased before the engine writes it, by the bytes expected; whoever leases it frees it when its time is
-    over at the latest.
+    A name is leased before its prompt is computed, by the bytes expected, and once more when they are known better;
+    whoever leases it frees it when its time is over at the latest.
     """
 
     def __init__(self, folder: Path, *, parcels_max: int, bytes_max: int) -> None:
@@ -66,14 +66,22 @@ class ParcelFiles:
         """Bytes that they hold, or are expected to."""
         return sum(self._leases.values())
 
-    def lease(self, name: str, *, expected_bytes: int) -> None:
-        """Set room aside for a file that is about to be written; raises `NoRoomError`."""
-        if len(self._leases) >= self._parcels_max:
-            raise NoRoomError(f"{self._parcels_max} parcels lie in memory already")
-        if self.held_bytes + expected_bytes > self._bytes_max:
-            raise NoRoomError(f"parcels may hold {self._bytes_max >> 20:,} MiB and would hold more")
+    def lacks(self, expected_bytes: int, *, name: str = "") -> str | None:
+        """Say which bound a file of so many bytes would meet now, None if it fits. `name`: what it holds already."""
+        others = self._leases.keys() - {name}
+        if len(others) >= self._parcels_max:
+            return f"{self._parcels_max} parcels lie in memory already"
+        if sum(self._leases[one] for one in others) + expected_bytes > self._bytes_max:
+            return f"parcels may hold {self._bytes_max >> 20:,} MiB and would hold more"
         if shutil.disk_usage(self._folder).free < expected_bytes + FREE_BYTES_MIN:
-            raise NoRoomError(f"memory for files under {self._folder} runs out")
+            return f"memory for files under {self._folder} runs out"
+        return None
+
+    def lease(self, name: str, *, expected_bytes: int) -> None:
+        """Set room aside for a file that is to be written, or as much as is expected now; raises `NoRoomError`."""
+        lacks = self.lacks(expected_bytes, name=name)
+        if lacks is not None:
+            raise NoRoomError(lacks)
         self._leases[name] = expected_bytes
 
     def written(self, name: str) -> int:

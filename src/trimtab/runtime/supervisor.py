@@ -93,7 +93,7 @@ class System(Recent):
             self.ledger.close()
             raise
         self._states: dict[str, ReplicaState] = {}
-        self.listen(self.hand_overs.learn)
+        self.listen(self.hand_overs.costs.learn)
         self.listen(self.roles.on_record)
         self._tasks: list[asyncio.Task[None]] = []
         self._cost = START_COST
@@ -184,6 +184,7 @@ class System(Recent):
             threshold=lambda factor: self.hand_overs.raise_threshold(factor),
             cause=lambda: self.started_event,
         )
+        self.hand_overs.books.listen(self.roles.on_hand_over)
 
     def figures(self) -> Iterable[ReplicaFigures]:
         """Return every replica as /metrics shows it."""
@@ -293,7 +294,7 @@ class System(Recent):
         self._cost = cost
         self.router.set_policies(self._affinity.policies(self.config.routing, cost))
         if cost is not START_COST:
-            self.hand_overs.use_cost(cost)
+            self.hand_overs.costs.use(cost)
 
     def use_config(self, config: Config) -> None:
         """Serve by another configuration from the next request on; what needs a new start is as it was."""
