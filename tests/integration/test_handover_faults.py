@@ -10,7 +10,7 @@ from handover_kit import NOTHING, PREFILL, Pair, long_body, right_text, text_of
 from harness import CHAT, as_body, until
 from slot_engine import Fault
 
-from trimtab.core.handover import HandOverCause, HandOverOutcome
+from trimtab.core.handover import HandOverCause, HandOverOutcome, PrefillReason
 from trimtab.policies.outliers import Outcome
 
 TIMES = 20
@@ -220,15 +220,18 @@ def asked(pair: Pair) -> int:
 
 
 async def test_memory_for_parcels_is_bounded(tmp_path: Path) -> None:
-    """Beyond the bound a prompt is computed where it is decoded, and the cause says that there was no room."""
+    """Beyond the bound a prompt is computed where it is decoded and nowhere else, and the reason says why."""
     async with Pair(tmp_path, settings={"parcels_max": 1}) as pair:
         pair.files.lease("another.kv", expected_bytes=1)
         reply = await pair.post(body := long_body("word"))
-        told = pair.told
+        await pair.record()
+        kept = pair.served[0].prefill
         pair.files.free("another.kv")
         left = pair.left_over
     assert (right_text(body), NOTHING) == (text_of(reply.body), left)
-    assert [one.cause for one in told] == [HandOverCause.NO_ROOM_FOR_PARCEL]
+    assert kept is not None
+    assert kept.decision.reason is PrefillReason.NO_ROOM_FOR_PARCEL
+    assert pair.prefill.computed == []
 
 
 async def test_parcel_that_nobody_asks_for_goes_with_its_lease(tmp_path: Path) -> None:
