@@ -8,15 +8,15 @@ Law, in predicted milliseconds:
     room     what is left by then of the prompts that the decode side computes before it: they fill its steps
     stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
     coming   what those who come meanwhile wait for it: arrivals a second there * busy^2 / 2, over the replicas that
-             they could go to instead; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
+             could have their prompts; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
 than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
 that pairs, with an unknown on either side, and after a hand-over that failed, it is local. Both predictions are kept
 with the reason.
 
 Without `coming` a prompt of seconds stays on a decode side that happens to be idle when it comes, and all whose
-requests come in those seconds wait for it. Routing sends them past a busy replica where there is another, so that of n
-replicas each is charged an n-th of its arrivals.
+requests come in those seconds wait for it. Others go past a busy replica where there is another, so each is charged
+its part of its arrivals alone: a decode replica one of all that decode, a prefill replica one of all, as prompts may stay.
 
 `stall_weight` turns a stream's delay into one request's. With 1 a second that somebody's answer stands still counts as
 much as a second that somebody waits for a first token. Against targets of TTFT and TPOT alone it is less: a stall of s

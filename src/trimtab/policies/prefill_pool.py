@@ -108,7 +108,7 @@ class PrefillPool:
         pool = [
             msgspec.structs.replace(
                 self._side(one, decode, held.by(one), queued, tokens),
-                coming=_shared(self._coming(one, now_s, tokens), len(found)),
+                coming=_shared(self._coming(one, now_s, tokens), len(found) + others),
             )
             for one, queued in weighed
         ]
@@ -198,5 +198,5 @@ class PrefillPool:
 
 
 def _shared(coming: Arrivals, replicas: int) -> Arrivals:
-    """Each of so many replicas is charged its part: routing sends those who come past one that is busy."""
+    """Each of so many replicas is charged its part: those who come go past one that is busy."""
     return msgspec.structs.replace(coming, per_s=coming.per_s / replicas)

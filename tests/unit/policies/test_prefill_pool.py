@@ -151,7 +151,7 @@ def test_prefill_replica_costs_what_its_own_chunk_does() -> None:
 
 
 def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
-    """The first finds nobody coming; those after it find one a second, unless the replica has left meanwhile."""
+    """First nobody comes, then one a second, of which two replicas bear a half each; nobody if one had left meanwhile."""
     made = fleet(a=HERE)
     asked = pool(made)
 
@@ -163,6 +163,6 @@ def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
 
     first, later = [coming(number) for number in range(31)][::30]
     assert first[0] == 0.0
-    assert later[0] == pytest.approx(later[1] ** 2 / 2000.0)
+    assert later[0] == pytest.approx(0.5 * later[1] ** 2 / 2000.0)
     asked.forget("a")
     assert coming(31)[0] == 0.0
