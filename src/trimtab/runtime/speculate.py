@@ -128,7 +128,7 @@ class Speculator:
             say=self._part(0.4, 0.8),
         )
         points = points_of(loops, times, chosen.counts, ask.measured_batches)
-        # Where none is best, the next one still shows what it would do to each kind of traffic.
+        # Where no gain is shown, the depth next to that still tells what it does to each kind of traffic.
         depth = best_drafting(points, ask.batch)
         await stage.idle(arms[depth])
         await stage.spread(off, arms[depth], range(len(asked)))
