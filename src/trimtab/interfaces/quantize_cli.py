@@ -63,8 +63,9 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
 @click.argument("model", required=False, default="")
 @click.option(
     "--engine",
-    type=click.Choice(list(WalkEngine)),
-    default=WalkEngine.LLAMACPP,
+    # By their values: of members click takes the names.
+    type=click.Choice([each.value for each in WalkEngine]),
+    default=WalkEngine.LLAMACPP.value,
     show_default=True,
     help="Whose ladder: llamacpp walks a GGUF file, vllm a folder with config.json and safetensors.",
 )
