@@ -14,13 +14,13 @@ from typing import Final
 
 import aiohttp
 
-from trimtab.core.ports import Clock
+from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.revision import Revision
 from trimtab.levers.speculation_depths import best_drafting
 from trimtab.levers.speculation_found import Speculated
 from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.launcher import LlamaCppLauncher
-from trimtab.runtime.model import baseline_revision, check_model
+from trimtab.runtime.model import baseline_revision, check_model, holds_checkpoint, resolved
 from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,
@@ -84,6 +84,12 @@ class Speculator:
 
     def _revision(self) -> Revision:
         ask = self._ask
+        if ask.engine.model and holds_checkpoint(folder := resolved(ask.engine.model)):
+            raise LaunchError(
+                f"{folder} is a folder of weights as vLLM and SGLang serve them; drafts are measured on the embedded "
+                "engine, which reads a GGUF file: name one; what drafts would find in the traffic of servers of such "
+                "weights, trimtab repeats tells of their recorded requests"
+            )
         revision = baseline_revision(ask.engine)
         context = _context(ask.samples)
         slots = max(*ask.measured_batches, len(ask.samples))
