@@ -84,12 +84,6 @@ class Speculator:
 
     def _revision(self) -> Revision:
         ask = self._ask
-        if ask.engine.model and holds_checkpoint(folder := resolved(ask.engine.model)):
-            raise LaunchError(
-                f"{folder} is a folder of weights as vLLM and SGLang serve them; drafts are measured on the embedded "
-                "engine, which reads a GGUF file: name one; what drafts would find in the traffic of servers of such "
-                "weights, trimtab repeats tells of their recorded requests"
-            )
         revision = baseline_revision(ask.engine)
         context = _context(ask.samples)
         slots = max(*ask.measured_batches, len(ask.samples))
@@ -153,6 +147,20 @@ class Speculator:
 
     def _part(self, low: float, high: float) -> Progress:
         return lambda done, words: self._say(low + (high - low) * done, words)
+
+
+def check_given(model: str) -> None:
+    """Refuse a model that drafts cannot be measured with, before anything is made for it; raises `LaunchError`."""
+    if not model:
+        return
+    path = resolved(model)
+    if holds_checkpoint(path):
+        raise LaunchError(
+            f"{path} is a folder of weights as vLLM and SGLang serve them; drafts are measured on the embedded engine, "
+            "which reads a GGUF file: name one; what drafts would find in the traffic of servers of such weights, "
+            "trimtab repeats tells of their recorded requests"
+        )
+    check_model(str(path))
 
 
 def _context(samples: tuple[DraftSample, ...]) -> int:
