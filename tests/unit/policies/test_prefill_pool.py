@@ -151,7 +151,7 @@ def test_prefill_replica_costs_what_its_own_chunk_does() -> None:
 
 
 def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
-    """First nobody comes, then one a second, of which two replicas bear a half each; nobody if one had left meanwhile."""
+    """First nobody comes, then one a second, of which two replicas bear a half each; what left has none."""
     made = fleet(a=HERE)
     asked = pool(made)
 
