@@ -26,7 +26,7 @@ FOLLOW = RolesConfig(
     ttft_ms=1000.0,
     tpot_ms=50.0,
     window_s=30.0,
-    cooldown_s=0.0,
+    cooldown_s=30.0,
     ticks=1,
     samples_min=5,
 )
@@ -211,11 +211,47 @@ async def test_full_slots_of_the_decode_side_ask_for_more_decode(kept: Kept) -> 
     assert (made.action, made.reason) == (RoleAction.MORE_DECODE, RoleReason.DECODE_FULL)
 
 
-async def test_too_few_requests_change_nothing(kept: Kept) -> None:
-    """Unknown freezes."""
+def runs(kept: Kept, count: int = 2) -> None:
+    """Have requests under way: they came and have not ended."""
+    for at in range(count):
+        kept.load.admitted(f"runs{at}", f"r{at % 2}", prefill_tokens=1, decode_tokens=9)
+    kept.clock.now_s += FOLLOW.window_s / 2.0
+
+
+async def test_too_few_requests_change_nothing_while_others_are_under_way(kept: Kept) -> None:
+    """Unknown freezes: that few ended is no low traffic where more have not."""
+    runs(kept)
     kept.serves(4, tpot_ms=500.0)
     assert kept.keeper.tick().reason is RoleReason.UNKNOWN
     assert kept.roles()["r2"] is Role.PREFILL
+
+
+async def test_roles_merge_when_few_ask_and_next_to_nothing_runs(kept: Kept) -> None:
+    """Too few for a P90, and what is known of them suffices: they wait for nobody, and no prompt is long."""
+    kept.serves(4)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.LOW_TRAFFIC)
+    await kept.settle()
+    assert set(kept.roles().values()) == {Role.MIXED}
+    [event] = [one for one in kept.decided if one.replica is not None]
+    assert event.seen is not None
+    assert (event.seen.requests, event.seen.in_flight) == (4, 0.0)
+
+
+async def test_requests_that_fail_are_traffic_too(kept: Kept) -> None:
+    """Four that end well among hundreds that do not are no low traffic; their times teach nothing all the same."""
+    kept.serves(4)
+    kept.serves(300, status=502)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+
+
+async def test_fleet_that_nobody_asks_keeps_its_roles(kept: Kept) -> None:
+    """Nothing tells what will come, so nothing is gained by a move."""
+    for _ in range(10):
+        kept.clock.now_s += 20.0
+        made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
 
 
 async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept) -> None:
@@ -409,6 +445,7 @@ async def test_other_unknowns_are_written_down_and_another_count_of_them_is_not(
     """Who waits for a move learns what it lacks, once for each lack."""
     kept.keeper.config = msgspec.structs.replace(FOLLOW, samples_min=100)
     kept.cost = msgspec.structs.replace(COST, tokens_per_step=None)
+    runs(kept)
     for count in (2, 3):
         kept.clock.now_s += 61.0
         kept.serves(count)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from trimtab.core.config_base import Strict
+from trimtab.core.config_base import Strict, check_finite
 
 
 class RolesMode(StrEnum):
@@ -47,9 +47,15 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     tick_s: Annotated[float, Meta(gt=0, description="Seconds between decisions.")] = 1.0
     window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
-    cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a change after one.")] = (
-        180.0
-    )
+    cooldown_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "Seconds without a change after one: at least `window_s`, better longer by the time that a change takes."
+            ),
+        ),
+    ] = 180.0
     ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a change.")] = 3
     samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
     act_above: Annotated[
@@ -87,8 +93,14 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse marks that leave no hysteresis; raises ValueError."""
+        """Refuse marks that leave no hysteresis, and a cool-down within the window; raises ValueError."""
+        check_finite(self, "roles")
         if self.act_below >= self.act_above:
             raise ValueError(
-                f"act_below = {self.act_below:g} must be below act_above = {self.act_above:g}"
+                f"roles.act_below = {self.act_below:g} must be below roles.act_above = {self.act_above:g}"
+            )
+        if self.cooldown_s < self.window_s:
+            raise ValueError(
+                f"roles.cooldown_s = {self.cooldown_s:g} must be at least roles.window_s = {self.window_s:g}, or what "
+                "was seen before a change asks for the next: raise it by the time that a change takes, or look back less"
             )

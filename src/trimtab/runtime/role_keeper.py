@@ -77,10 +77,14 @@ class RoleFleet(Protocol):
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """How full replicas that decode are: mean share of their KV in use, preemptions since the last look; or unknown."""
+    """How full replicas that decode are: mean share of their KV in use, preemptions since the last look; or unknown.
+
+    `looked`: whether anybody told of preemptions since the last tick.
+    """
 
     kv_used_share: float | None
     preemptions: int | None
+    looked: bool = True
 
 
 def slots_pressure(decode: Sequence[ReplicaView]) -> Pressure:
@@ -132,7 +136,7 @@ class RoleKeeper:
             self._watch, self._since_s = self._new_watch(), self._parts.clock.mono_s()
         if before.mode is RolesMode.FOLLOW and config.mode is not RolesMode.FOLLOW:
             self._state = RolesState()
-            self._parts.threshold(self._state.local_factor)
+            self._parts.threshold(self._state.mark.factor)
 
     def _new_watch(self) -> RoleWatch:
         config = self.config
@@ -150,11 +154,23 @@ class RoleKeeper:
             return self._parts.baseline
         return self._parts.baseline.replace(chunk_tokens=chunk_tokens)
 
+    @property
+    def baseline_id(self) -> str:
+        """The revision that replicas have where no lever gave them another."""
+        return self._parts.baseline.id
+
+    def prefilling(self) -> tuple[str, ...]:
+        """Return the replicas that prefill for the others now."""
+        return tuple(one.id for one in self._parts.fleet.infos() if one.role is Role.PREFILL)
+
     def on_record(self, record: RequestRecord) -> None:
-        """Take in a request that ended; one that failed teaches nothing, nor does any while roles are fixed."""
-        if not record.ok or self.config.mode is not RolesMode.FOLLOW:
+        """Take in a request that ended; one that failed teaches no times, and none does while roles are fixed."""
+        if self.config.mode is not RolesMode.FOLLOW:
             return
         now_s = self._parts.clock.mono_s()
+        if not record.ok:
+            self._watch.failed(now_s)
+            return
         if record.ttft_ms is not None:
             self._watch.first_token(now_s, record.ttft_ms)
         if record.tpot_ms is not None:
@@ -207,11 +223,8 @@ class RoleKeeper:
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
         if held:
-            factor = before.local_factor
-            self._state = msgspec.structs.replace(
-                self._state, local_factor=factor, factored_at_s=before.factored_at_s
-            )
-            made = msgspec.structs.replace(made, local_factor=factor)
+            self._state = msgspec.structs.replace(self._state, mark=before.mark)
+            made = msgspec.structs.replace(made, local_factor=before.mark.factor)
         self._parts.threshold(made.local_factor)
         if made.action is not RoleAction.HOLD and held:
             # Nothing moved, so nothing cools down.
@@ -238,6 +251,8 @@ class RoleKeeper:
             moving=int(self._lock.locked()),
             kv_used_share=pressure.kv_used_share,
             preemptions=pressure.preemptions,
+            looked=pressure.looked,
+            in_flight=sum(one.in_flight for one in view.replicas),
         )
 
     def _say(self, event: RolesDecided, made: RolesDecision, now_s: float) -> None:
