@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 from harness import COST
 from test_fleet_lifecycle import OLD, Harness, Sink
 
+from trimtab.core.config import Config, EngineConfig
+from trimtab.core.config_handover import HandOverConfig
 from trimtab.core.config_roles import RolesConfig, RolesMode
 from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
@@ -17,8 +21,11 @@ from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
 from trimtab.core.types import Role
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.handover_build import rules_of
 from trimtab.runtime.role_keeper import RoleKeeper, RoleParts, RoleRefusedError
+from trimtab.runtime.system_roles import build_roles
 
 CHUNK = 256
 FOLLOW = RolesConfig(
@@ -464,3 +471,34 @@ async def test_reason_to_hold_is_written_down_once(kept: Kept) -> None:
     told = [one.decision and one.decision.unknown for one in kept.decided]
     assert len(told) == 2
     assert "times to the first token" in (told[-1] or ())
+
+
+async def test_long_is_what_travels_and_not_the_engines_chunk(kept: Kept) -> None:
+    """Prompts between both marks are sent ahead: their work counts there, or a busy prefill replica would look idle."""
+    config = Config(
+        engine=EngineConfig(chunk_tokens=2048),
+        handover=HandOverConfig(chunk_tokens=256),
+        roles=FOLLOW,
+    )
+    keeper = build_roles(
+        config,
+        kept.harness.fleet,
+        cast(Router, SimpleNamespace(load=kept.load, plan=kept.plan)),
+        kept.sink,
+        kept.clock,
+        OLD,
+        cost=lambda: kept.cost,
+        threshold=kept.thresholds.append,
+        cause=lambda: "start",
+    )
+    kept.clock.now_s += FOLLOW.window_s
+    tokens = Tokens(prompt=1500, delivered=1499, output=20)
+    for at in range(30):
+        ahead = {"prefill_replica": "r2", "tokens": tokens, "tpot_ms": 45.0}
+        keeper.on_record(msgspec.structs.replace(record(at), **ahead))
+    made = keeper.tick()
+    [seen] = [one.seen for one in kept.decided if one.decision == made]
+    assert seen is not None
+    assert seen.ahead_work == pytest.approx(COST.prefill_ms(1500) / 1000.0)
+    assert rules_of(config.handover, config.engine.chunk_tokens).chunk_tokens == 256
+    assert made.reason is not RoleReason.FEW_LONG_PROMPTS

@@ -89,6 +89,10 @@ class HandOverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30.0
 
+    def mark_tokens(self, engine_chunk_tokens: int) -> int:
+        """Return the uncached tokens up to which a prompt never travels, given the engine's chunk."""
+        return self.chunk_tokens or engine_chunk_tokens
+
     def __post_init__(self) -> None:
         """Refuse a lease that ends while its parcel may still be waited for; raises ValueError."""
         check_finite(self, "handover")

@@ -52,7 +52,7 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             description=(
-                "Seconds without a change after one: at least `window_s`, better longer by the time of a change."
+                "Seconds without a change after one: at least `window_s`, better more by what a change takes."
             ),
         ),
     ] = 180.0
@@ -102,5 +102,5 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.cooldown_s < self.window_s:
             raise ValueError(
                 f"roles.cooldown_s = {self.cooldown_s:g} must be at least roles.window_s = {self.window_s:g}, or what "
-                "was seen before a change asks for the next: raise it by the time of a change, or look back less"
+                "was seen before a change asks for the next: raise it, or look back less"
             )

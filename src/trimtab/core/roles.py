@@ -52,8 +52,8 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
     `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since it was last looked at;
     `looks`: how often that was within the window, `looks_preempted`: how often of these it had preempted.
-    `requests`: that gave a first token, ended or failed within the window; `in_flight`: requests on all replicas, those that
-    wait counted, mean over the window's ticks.
+    `requests`: that gave a first token, ended or failed within the window; `in_flight`: requests on all replicas, those
+    that wait counted, mean over the window's ticks.
     `local_work`, `ahead_work`: replicas that long prompts kept at work lately, on the decode side and sent ahead.
     `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take for
     as many steps; `lost_unknown`: why it is None; `tokens_per_step`: mean over the same answers, None is unknown.

@@ -129,8 +129,9 @@ class RoleWatch:
         since_s: float = 0.0,
         idle_unknown: str = "no cost was measured",
     ) -> RolesSeen:
-        """Take in a tick and return what it sees. `since_s`: when watching began; work and lost are unknown for a window from then.
+        """Take in a tick and return what it sees.
 
+        `since_s`: when watching began; work and lost are unknown for a window from then.
         `step_idle_ms`: of a step of a stream that is alone on a replica, None where `idle_unknown` says why.
         `samples_min`: answers of known tokens per step that a mean needs.
         """

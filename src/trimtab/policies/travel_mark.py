@@ -34,7 +34,7 @@ class TravelMark(msgspec.Struct, frozen=True, kw_only=True):
 def moved_mark(
     mark: TravelMark, dearness: float | None, *, now_s: float, window_s: float
 ) -> TravelMark:
-    """Return the mark after a tick. `dearness`: P90 over the window's hand-overs, None where nothing was handed over."""
+    """Return the mark after a tick. `dearness`: P90 over the window's hand-overs, None where there were none."""
     since_s = float("inf") if mark.moved_at_s is None else now_s - mark.moved_at_s
     if since_s < window_s:
         return mark

@@ -40,7 +40,7 @@ def build_roles(
         clock=clock,
         baseline=baseline,
         # What travels is long: the mark of hand-overs, not the engine's own, where they differ.
-        chunk_tokens=config.handover.chunk_tokens or config.engine.chunk_tokens,
+        chunk_tokens=config.handover.mark_tokens(config.engine.chunk_tokens),
         threshold=threshold,
         cause=cause,
         drafts_nothing=_DraftsNothing(fleet),

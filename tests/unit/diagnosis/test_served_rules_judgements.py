@@ -602,8 +602,13 @@ def test_failed_hand_off_is_known_by_tokens_and_ends_once(
 
 @pytest.mark.parametrize(
     ("size", "missing", "answer"),
-    [("1", 1, Answer.DELIVERED), ("1", 2, Answer.FAILED_TRANSFER), ("128", 128, Answer.DELIVERED)]
-    + [("128", 129, Answer.FAILED_TRANSFER), ("none", 16, Answer.DELIVERED)],
+    [
+        ("1", 1, Answer.DELIVERED),
+        ("1", 2, Answer.FAILED_TRANSFER),
+        ("128", 128, Answer.DELIVERED),
+        ("128", 129, Answer.FAILED_TRANSFER),
+        ("none", 16, Answer.DELIVERED),
+    ],
 )
 def test_a_hand_off_may_lack_less_than_a_block_of_the_server(
     size: str, missing: int, answer: Answer
