@@ -94,13 +94,15 @@ TPOT_MS_BY_BATCH = "tpot_ms_batch"
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a fleet without measuring it. Slots, context and threads are per replica.
 
+    Slots are those of replicas that decode; threads are a mean, as roles may have their own.
+
     `memory_available_bytes`: what all replicas may use together; None is unknown.
     """
 
     replicas: int
     slots: int
     context_tokens: int
-    threads: int = 1
+    threads: float = 1.0
     memory_available_bytes: int | None = None
 
 

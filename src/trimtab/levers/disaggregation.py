@@ -170,6 +170,11 @@ def _not_here(situation: Situation) -> str:
         return "with one replica nobody would be left to decode"
     if situation.prefill_replicas:
         return f"{situation.prefill_replicas} replicas prefill for the others already"
+    if situation.prefill_restarts:
+        return (
+            "roles.prefill_engine gives replicas that prefill settings of their own: in the baseline's blocks one "
+            "would serve whole requests with them, and be no baseline; give the role by hand (trimtab fleet role)"
+        )
     narrower = SmallerPrefillChunk.name
     tried = narrower in situation.adopted or narrower in situation.refused
     if not tried and situation.revision.chunk_tokens >= 2 * CHUNK_MIN:
