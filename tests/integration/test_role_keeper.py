@@ -12,20 +12,22 @@ from test_fleet_lifecycle import OLD, Harness, Sink
 
 from trimtab.core.config import Config, EngineConfig
 from trimtab.core.config_handover import HandOverConfig
-from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.config_roles import PrefillEngineConfig, RolesConfig, RolesMode
 from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.lever import Comparison
+from trimtab.core.ports import LaunchError
 from trimtab.core.record import Drafting, Phases, RequestRecord, Tokens
+from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
-from trimtab.core.types import Role
+from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.loadstate import LoadState
 from trimtab.policies.router import Router
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.handover_build import rules_of
 from trimtab.runtime.role_keeper import RoleKeeper, RoleParts, RoleRefusedError
-from trimtab.runtime.system_roles import build_roles
+from trimtab.runtime.system_roles import build_roles, start_fleet
 
 CHUNK = 256
 FOLLOW = RolesConfig(
@@ -437,15 +439,93 @@ async def test_person_changes_a_role_and_the_answer_names_all(kept: Kept) -> Non
             await kept.keeper.set_role(replica, role)
 
 
-async def test_role_with_its_own_chunk_restarts_the_replica_into_it() -> None:
-    """`roles.prefill_chunk_tokens` is what replicas that prefill run, and the baseline what others do."""
-    one = Kept(msgspec.structs.replace(FOLLOW, prefill_chunk_tokens=64))
+OWN = PrefillEngineConfig(
+    slots=1,
+    threads=3,
+    chunk_tokens=64,
+    speculation=Speculation(method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6),
+)
+
+
+async def test_role_with_settings_of_its_own_is_a_restart_there_and_back() -> None:
+    """`roles.prefill_engine` is what replicas that prefill run, and the baseline what others do."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=OWN))
     await one.start()
-    await one.keeper.set_role("r1", Role.PREFILL)
-    assert one.harness.fleet.info("r1").revision == OLD.replace(chunk_tokens=64)
-    await one.keeper.set_role("r1", Role.MIXED)
-    assert one.harness.fleet.info("r1").revision == OLD
+    given = await one.keeper.set_role("r1", Role.PREFILL)
+    there = one.harness.fleet.info("r1")
+    assert there.revision == OLD.replace(slots=1, chunk_tokens=64, speculation=OWN.speculation)
+    assert there.threads == 3
+    assert given.restarted_with == "1 slot, 3 threads, chunk 64, speculation ngram simple"
+    back = await one.keeper.set_role("r1", Role.MIXED)
+    info = one.harness.fleet.info("r1")
+    assert (info.revision, info.threads) == (OLD, 1)
+    assert back.restarted_with == f"4 slots, 1 thread, chunk {OLD.chunk_tokens}, speculation off"
+    restarts = [name for name, _ in one.harness.launcher.started]
+    assert restarts == ["r0", "r1", "r2", "r1", "r1"], (
+        "r0, called decode either way, restarts never"
+    )
     await one.harness.fleet.stop()
+
+
+@pytest.mark.parametrize(
+    "own", [PrefillEngineConfig(), PrefillEngineConfig(slots=OLD.slots, threads=1)]
+)
+async def test_role_whose_settings_are_what_the_replica_runs_is_routing_alone(
+    own: PrefillEngineConfig,
+) -> None:
+    """Whether nothing is said or the same: no process ends."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=own))
+    await one.start()
+    given = await one.keeper.set_role("r1", Role.PREFILL)
+    assert (given.restarted_with, one.roles()["r1"]) == ("", Role.PREFILL)
+    assert len(one.harness.launcher.started) == 3
+    await one.harness.fleet.stop()
+
+
+async def test_restart_for_a_role_waits_until_its_kv_was_fetched() -> None:
+    """The old process holds what others are still to fetch: it is not ended before."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=OWN))
+    await one.start()
+    one.harness.in_flight = 1
+    changing = asyncio.create_task(one.keeper.set_role("r1", Role.PREFILL))
+    await one.harness.until(lambda: one.harness.states("r1")[-1] is ReplicaState.DRAINING)
+    await asyncio.sleep(0.05)
+    waited = len(one.harness.launcher.started)
+    one.harness.in_flight = 0
+    await changing
+    assert (waited, len(one.harness.launcher.started)) == (3, 4)
+    states = one.harness.states("r1")[1:]
+    assert ReplicaState.RESTARTING in states[states.index(ReplicaState.DRAINING) :]
+    await one.harness.fleet.stop()
+
+
+async def test_replicas_that_prefill_from_the_start_have_their_settings_then() -> None:
+    """Nobody restarts for what the configuration said before anything ran."""
+    config = Config(roles=RolesConfig(prefill=1, prefill_engine=OWN))
+    own = Kept(config.roles)
+    with_own = dict.fromkeys(("r0", "r1", "r2"), OLD)
+    fleet = own.harness.fleet
+    cores = msgspec.structs.replace(OWN, threads=1)
+    roles = msgspec.structs.replace(config.roles, prefill_engine=cores)
+    own.keeper.config = roles
+    config = msgspec.structs.replace(config, roles=roles)
+    await start_fleet(config, fleet, own.keeper, with_own, 0, None)
+    found = {name: fleet.info(name).revision.slots for name in with_own}
+    assert found == {"r0": OLD.slots, "r1": OLD.slots, "r2": 1}
+    assert own.roles() == {"r0": Role.DECODE, "r1": Role.DECODE, "r2": Role.PREFILL}
+    assert len(own.harness.launcher.started) == 3
+    await fleet.stop()
+
+
+async def test_settings_that_no_replica_can_have_end_the_start() -> None:
+    """Though nobody prefills yet: the role may be asked for at any time."""
+    config = Config(
+        roles=RolesConfig(mode=RolesMode.FOLLOW, prefill_engine=PrefillEngineConfig(threads=4096))
+    )
+    one = Kept(config.roles)
+    with pytest.raises(LaunchError, match=r"prefill_engine\.threads = 4096 is more than"):
+        await start_fleet(config, one.harness.fleet, one.keeper, {"r0": OLD}, 0, None)
+    assert one.harness.launcher.started == []
 
 
 async def test_other_unknowns_are_written_down_and_another_count_of_them_is_not(kept: Kept) -> None:

@@ -95,6 +95,8 @@ TPOT_MS_BY_BATCH = "tpot_ms_batch"
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a fleet without measuring it. Slots, context and threads are per replica.
 
+    Slots are those of replicas that decode; threads are a mean, as roles may have their own.
+
     `memory_available_bytes`: what all replicas may use together; `travel_tokens`: uncached tokens above which a prompt
     may be computed on another replica. None is unknown.
     """
@@ -102,7 +104,7 @@ class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     slots: int
     context_tokens: int
-    threads: int = 1
+    threads: float = 1.0
     memory_available_bytes: int | None = None
     travel_tokens: int | None = None
 

@@ -190,6 +190,11 @@ def _not_here(situation: Situation, narrower: str) -> str:
         return "with one replica nobody would be left to decode"
     if situation.prefill_replicas:
         return f"{situation.prefill_replicas} replicas prefill for the others already"
+    if situation.prefill_restarts:
+        return (
+            "roles.prefill_engine gives replicas that prefill settings of their own: in the baseline's blocks one "
+            "would serve whole requests with them, and be no baseline; give the role by hand (trimtab fleet role)"
+        )
     if not narrower:
         return f"{SmallerPrefillChunk.name} is narrower and was not tried: roles are for what it leaves"
     return ""

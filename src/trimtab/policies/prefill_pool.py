@@ -57,6 +57,8 @@ class PrefillPool:
         self.load = load
         self.rules = rules
         self.cost = cost
+        self.cost_there: CostModel | None = None
+        """What a prefill replica costs, where one was measured because it runs other threads than those that decode."""
         self.corrections = Corrections()
         self.links = Links(told)
         self._sends_whole = sends_whole
@@ -123,7 +125,9 @@ class PrefillPool:
         return self._came.seen(replica, now_s, above_tokens=passing)
 
     def _cost_there(self) -> CostModel | None:
-        """What a prefill replica costs: as measured, with its own chunk."""
+        """What a prefill replica costs: measured there, or as those that decode, with its own chunk."""
+        if self.cost_there is not None:
+            return self.cost_there
         rules = self.rules
         if self.cost is None or not rules.prefill_chunk_tokens:
             return self.cost

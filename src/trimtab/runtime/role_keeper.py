@@ -3,7 +3,7 @@
 Seen are requests when they end: TTFT, TPOT, whether the prompt was long and where it was computed. What KV is in use
 is told by slots: an embedded replica's slots are its KV, and it never preempts; servers of others tell both themselves,
 and where one does not, nothing moves. A change drains the replica, waits for its hand-overs, then flips its role by
-routing; it restarts only where its role has a revision of its own, and a server of others never does.
+routing; it restarts only where its role has settings of its own, and a server of others never does.
 While a lever is being proven, or holds replicas, roles and the mark from which prompts travel stay: the comparison
 would change under it.
 """
@@ -27,6 +27,7 @@ from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.role_watch import RoleSides, RoleTargets, RoleWatch, chosen
 from trimtab.policies.roles import RoleRules, RolesState, control
 from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.role_settings import RoleSettings, settings_for, settings_words
 
 REASONS_EVERY_S: Final = 60.0
 """How often another reason to hold is written down, so that one that flickers does not fill the ledger."""
@@ -40,12 +41,16 @@ class RoleRefusedError(Exception):
 
 
 class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done for somebody who asked. `roles`: of all replicas now; `event_id`: the decision in the ledger."""
+    """What was done for somebody who asked. `roles`: of all replicas now; `event_id`: the decision in the ledger.
+
+    `restarted_with`: what it runs now where its role has settings of its own, empty where routing was enough.
+    """
 
     replica: str
     role: Role
     event_id: str
     roles: dict[str, Role]
+    restarted_with: str = ""
 
 
 class RoleFleet(Protocol):
@@ -70,9 +75,13 @@ class RoleFleet(Protocol):
         revision: Revision,
         *,
         drain_timeout_s: float,
+        threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a replica and give it another role; raises `LaunchError`, and it serves on as before."""
+        """Drain a replica and give it another role; raises `LaunchError`, and it serves on as before.
+
+        It restarts where it does not run the role's revision and threads (0: its share of the cores).
+        """
         ...
 
 
@@ -147,12 +156,9 @@ class RoleKeeper:
         )
         return RoleWatch(targets, self.config.window_s, self.config.cooldown_s)
 
-    def revision_for(self, role: Role) -> Revision:
+    def settings_for(self, role: Role) -> RoleSettings:
         """Return what a replica of a role runs."""
-        chunk_tokens = self.config.prefill_chunk_tokens
-        if role is not Role.PREFILL or chunk_tokens == 0:
-            return self._parts.baseline
-        return self._parts.baseline.replace(chunk_tokens=chunk_tokens)
+        return settings_for(role, self.config, self._parts.baseline)
 
     @property
     def baseline_id(self) -> str:
@@ -282,11 +288,13 @@ class RoleKeeper:
             )
 
     async def _change(self, replica: str, role: Role, cause: str | None) -> None:
+        settings = self.settings_for(role)
         async with self._lock:
             await self._parts.fleet.take_role(
                 replica,
                 role,
-                self.revision_for(role),
+                settings.revision,
+                threads=settings.threads,
                 drain_timeout_s=self.config.drain_s,
                 cause_id=cause,
             )
@@ -313,9 +321,17 @@ class RoleKeeper:
             raise RoleRefusedError(f"{replica} prefills already")
         asked = RolesDecided(replica=replica, role=role, because="a person asked")
         cause = self._parts.sink.append(asked, cause_id=self._parts.cause(), durable=True)
+        before = fleet.info(replica)
         await self._change(replica, role, cause)
-        roles = {info.id: info.role for info in fleet.infos()}
-        return RoleChanged(replica=replica, role=roles[replica], event_id=cause, roles=roles)
+        roles, now = {info.id: info.role for info in fleet.infos()}, fleet.info(replica)
+        differs = (now.revision, now.threads) != (before.revision, before.threads)
+        return RoleChanged(
+            replica=replica,
+            role=roles[replica],
+            event_id=cause,
+            roles=roles,
+            restarted_with=settings_words(now.revision, now.threads) if differs else "",
+        )
 
 
 def _is_measured(cost: CostModel) -> bool:

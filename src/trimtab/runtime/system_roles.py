@@ -14,7 +14,9 @@ from trimtab.engines.served_load import drafts_nothing
 from trimtab.policies.router import Router
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.fleet import Fleet
+from trimtab.runtime.hardware import core_count
 from trimtab.runtime.role_keeper import Pressure, RoleKeeper, RoleParts, slots_pressure
+from trimtab.runtime.role_settings import check_settings
 
 
 def build_roles(
@@ -150,11 +152,15 @@ async def start_fleet(
     least: int,
     cause_id: str | None,
 ) -> None:
-    """Start replicas in their roles; those that prefill may have a revision of their own. Raises `LaunchError`."""
+    """Start replicas in their roles; those that prefill may have settings of their own. Raises `LaunchError`."""
+    check_settings(config, keeper.settings_for(Role.MIXED).revision, cores=core_count())
     held = [name for name, revision in revisions.items() if revision.id != keeper.baseline_id]
     roles = first_roles(config, tuple(revisions), least, held)
-    started = {
-        name: keeper.revision_for(Role.PREFILL) if roles.get(name) is Role.PREFILL else revision
-        for name, revision in revisions.items()
-    }
-    await fleet.start(started, roles=roles, cause_id=cause_id)
+    prefill = [name for name in revisions if roles.get(name) is Role.PREFILL]
+    own = keeper.settings_for(Role.PREFILL)
+    await fleet.start(
+        {**revisions, **dict.fromkeys(prefill, own.revision)},
+        roles=roles,
+        threads=dict.fromkeys(prefill, own.threads),
+        cause_id=cause_id,
+    )

@@ -102,10 +102,15 @@ def test_gain_is_no_more_than_the_stall_of_prompts_that_travel() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"replicas": 1}, {"prefill_replicas": 1}, {"refused": ("split_prefill_and_decode",)}],
+    [
+        {"replicas": 1},
+        {"prefill_replicas": 1},
+        {"prefill_restarts": True},
+        {"refused": ("split_prefill_and_decode",)},
+    ],
 )
 def test_lever_is_closed_where_it_has_no_room(changes: dict[str, object]) -> None:
-    """One replica, roles that are there already, or one that was refused before."""
+    """One replica, roles that are there already or restart for settings of their own, or a refusal before."""
     of = msgspec.structs.replace(stalled(), **changes)
     assert not LEVER.assess(of).available
 
