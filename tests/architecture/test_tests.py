@@ -1,6 +1,7 @@
 """Tests say what must hold, and can fail."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,11 @@ TESTS = Path(__file__).resolve().parents[1]
 SUITES = sorted(TESTS.rglob("test_*.py"))
 # a call of any of these, or of a helper named after them, judges something
 JUDGES = ("assert", "raises", "check", "expect", "fail", "fnmatch_lines", "run_state_machine")
+
+# the folders that the Makefile reads for the tests of a tier
+TIER_MARK = re.compile(r"mark\.(engine_llamacpp|browser)\b")
+VLLM_MARK = re.compile(r"mark\.engine_vllm\b")
+TIER_FOLDERS = ("browser", "engines", "faults")
 
 Test = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -55,3 +61,15 @@ def test_silent_tests_are_found() -> None:
     found = {test.name: (bool(ast.get_docstring(test)), judges(test)) for test in tests_of(text)}
     expected = {"test_a": (False, True), "test_b": (True, False), "test_c": (True, True)}
     assert expected == found
+
+
+def test_tests_of_a_tier_are_where_make_looks_for_them() -> None:
+    """A test that needs an engine or a browser and lies elsewhere would never run; the searches find what there is."""
+    texts = {path.relative_to(TESTS).parts[0]: "" for path in SUITES}
+    for path in SUITES:
+        texts[path.relative_to(TESTS).parts[0]] += path.read_text()
+    del texts["architecture"]
+    assert {one for one, text in texts.items() if TIER_MARK.search(text)} == set(TIER_FOLDERS)
+    assert {one for one, text in texts.items() if VLLM_MARK.search(text)} == {"engines"}
+    looked_in = "TIER_TESTS := " + " ".join(f"tests/{one}" for one in TIER_FOLDERS)
+    assert looked_in in (TESTS.parent / "Makefile").read_text()

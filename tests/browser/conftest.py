@@ -1,4 +1,4 @@
-"""A browser for each test, closed after it."""
+"""One browser for the tests of a file; what a test opened in it is closed after the test."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,8 +8,8 @@ import pytest_asyncio
 from browser_kit import FLAGS
 
 
-@pytest_asyncio.fixture
-async def browser() -> AsyncIterator[Any]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Any]:
     """Debian's chromium without a window."""
     playwright = pytest.importorskip(
         "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
@@ -20,3 +20,11 @@ async def browser() -> AsyncIterator[Any]:
         )
         yield browser
         await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(chromium: Any) -> AsyncIterator[Any]:
+    """The browser with nothing open: each page is opened in a context of its own."""
+    yield chromium
+    for context in chromium.contexts:
+        await context.close()

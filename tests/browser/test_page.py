@@ -20,7 +20,7 @@ playwright = pytest.importorskip(
     "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 PHONE = {"width": 390, "height": 844}
 
@@ -50,7 +50,7 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def system(tmp_path: Path) -> AsyncIterator[PageSystem]:
     async with PageSystem(tmp_path) as system:
         yield system

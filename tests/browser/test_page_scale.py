@@ -1,7 +1,6 @@
 """The page of a fleet that has had ten thousand rollouts: it answers, scrolls and follows as one of a few does."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +16,12 @@ playwright = pytest.importorskip(
     "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
 )
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.alone,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 ROLLOUTS = 10_000
 LOOKS = 10_000
@@ -52,9 +56,10 @@ def many_looks() -> Iterator[tuple[AnyEvent, None]]:
         yield msgspec.structs.replace(small, look=number + 8), None
 
 
-@pytest_asyncio.fixture
-async def crowded(tmp_path: Path) -> AsyncIterator[PageSystem]:
-    async with PageSystem(tmp_path) as system:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crowded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PageSystem]:
+    """Filled once: no test here changes it."""
+    async with PageSystem(tmp_path_factory.mktemp("crowded")) as system:
         await fill(system)
         await system.tell([*many_rollouts(), *many_looks()])
         yield system

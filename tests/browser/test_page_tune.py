@@ -23,7 +23,7 @@ playwright = pytest.importorskip(
     "playwright.async_api", reason="browser: playwright is not installed (make test does it)"
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 TUNE = Path(__file__).resolve().parents[1] / "data" / "finished_tune.sqlite.xz"
 GARBLED = ("undefined", "NaN", "[object", "null")
@@ -42,7 +42,7 @@ class Finished(PageSystem):
         super().__init__(folder)
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def finished(tmp_path: Path) -> AsyncIterator[Finished]:
     async with Finished(tmp_path) as system:
         for replica in ("r0", "r1"):

@@ -9,7 +9,10 @@ from trimtab.core.layout import Layout
 from trimtab.core.served import EngineKind
 from trimtab.planning.grid_times import GridTimes
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
+from trimtab.runtime import kernel_find
+from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_excerpt import Excerpts
+from trimtab.runtime.kernel_find import Configurations
 from trimtab.runtime.kernel_sdk import MODES
 from trimtab.runtime.kernel_tables import PackageTables
 
@@ -60,7 +63,7 @@ def test_excerpt_answers_like_the_whole_tables(
     )
     part = PackageTables(excerpts=Excerpts(tmp_path / "tables"))
     assert told(part.times(serving, layout)) == told(PackageTables().times(serving, layout))
-    (found,) = part._compiled.values()
+    found = part._configurations.found(serving, layout)
     assert isinstance(found, NoTimes) or found.compiled.root or found.compiled.mode != MODES[0]
 
 
@@ -84,3 +87,56 @@ def test_folder_that_cannot_be_written_reads_the_whole_tables(tmp_path: Path) ->
     serving = Serving(model="Qwen/Qwen3-32B", system="H100", engine=VLLM, kv_bits=16)
     found = PackageTables(excerpts=Excerpts(tmp_path / "file" / "tables"))
     assert not isinstance(found.times(serving, Layout(tp=2)), NoTimes)
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "engine", "layout"),
+    [
+        ("openai/gpt-oss-120b", "H100", TRTLLM, Layout(tp=2, moe_tp=2)),
+        ("openai/gpt-oss-120b", "H100", TRTLLM, Layout()),
+        ("openai/gpt-oss-120b", "A100 SXM 80GB", VLLM, Layout(tp=4, moe_tp=4)),
+        ("mistralai/Mixtral-8x7B-v0.1", "A100 SXM 80GB", SGLANG, Layout(tp=2, moe_tp=2)),
+    ],
+)
+def test_experts_that_an_excerpt_lacks_are_not_in_the_whole_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, system: str, engine: EngineKind,
+    layout: Layout,
+) -> None:  # fmt: skip
+    """So such a refusal is believed: asking the whole tables as well would end in the same words, but for the file."""
+    serving = Serving(model=model, system=system, engine=engine, kv_bits=16)
+    excerpt = Configurations(Excerpts(tmp_path)).measured(serving, layout)
+    monkeypatch.setattr(kernel_find, "names_experts_alone", lambda refusal: False)
+    whole = Configurations(Excerpts(None)).measured(serving, layout)
+    found = [
+        each.because.partition(" at /")[0] if isinstance(each, NoTimes) else each.compiled.spec
+        for each in (excerpt, whole)
+    ]
+    assert found[0] == found[1]
+
+
+def test_gaps_are_filled_only_where_no_engine_measured_a_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agreement takes no extended times beside measured ones; alone they are there, and kept they change nothing."""
+    servings = [
+        Serving(model="openai/gpt-oss-120b", system="H100", engine=each, kv_bits=16)
+        for each in (VLLM, TRTLLM)
+    ]
+    layout = Layout(tp=2, moe_tp=2)
+    cache, excerpts = GridCache(tmp_path / "kept"), Excerpts(tmp_path / "tables")
+    tables = PackageTables(cache, excerpts)
+    own, other = tables.times_of_all(servings, layout)
+    assert not isinstance(own, NoTimes)
+    assert isinstance(other, NoTimes)
+    (alone,) = tables.times_of_all(servings[1:], layout)
+    assert not isinstance(alone, NoTimes)
+    assert alone.extended
+    assert own.decode_ms(8, 1024) > 0.0
+    assert alone.decode_ms(8, 1024) > 0.0
+    tables.keep()
+    monkeypatch.setattr(kernel_find, "compile_layout", None)
+    again = PackageTables(GridCache(tmp_path / "kept"), excerpts)
+    assert isinstance(again.times_of_all(servings, layout)[1], NoTimes)
+    (kept,) = again.times_of_all(servings[1:], layout)
+    assert not isinstance(kept, NoTimes)
+    assert kept.decode_ms(8, 1024) == alone.decode_ms(8, 1024)

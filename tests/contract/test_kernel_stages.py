@@ -9,8 +9,9 @@ from trimtab.core.layout import Layout
 from trimtab.core.served import EngineKind
 from trimtab.planning.grid_times import GridTimes
 from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
-from trimtab.runtime import kernel_tables
+from trimtab.runtime import kernel_find
 from trimtab.runtime.kernel_excerpt import Excerpts
+from trimtab.runtime.kernel_find import Configurations
 from trimtab.runtime.kernel_sdk import compile_layout
 from trimtab.runtime.kernel_tables import PackageTables
 
@@ -59,11 +60,11 @@ def test_stages_priced_by_the_layout_without_take_what_the_package_says_of_them(
         compiled.append(asked)
         return compile_layout(widths, asked, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernel_tables, "compile_layout", noted)
+    monkeypatch.setattr(kernel_find, "compile_layout", noted)
     short = parts_told(PackageTables(excerpts=Excerpts(tmp_path)).parted(serving, layout))
     assert compiled
     assert layout not in compiled
-    monkeypatch.setattr(PackageTables, "_staged", lambda self, serving, layout: None)
+    monkeypatch.setattr(Configurations, "_staged", lambda self, serving, layout, filled: None)
     whole = parts_told(PackageTables(excerpts=Excerpts(tmp_path)).parted(serving, layout))
     assert layout in compiled
     assert short == whole
@@ -86,10 +87,10 @@ def test_refusal_of_a_width_holds_for_every_layout(
         Layout(tp=4, moe_tp=2, moe_ep=2),
         Layout(),
     ]
-    together = PackageTables(excerpts=Excerpts(tmp_path))
+    together = Configurations(Excerpts(tmp_path))
     for layout in layouts:
-        alone = PackageTables(excerpts=Excerpts(tmp_path))
-        found, first = (each._found(serving, layout) for each in (together, alone))
+        alone = Configurations(Excerpts(tmp_path))
+        found, first = (each.found(serving, layout) for each in (together, alone))
         assert together._refused == alone._refused != {}
         if isinstance(found, NoTimes) or isinstance(first, NoTimes):
             assert found == first

@@ -14,7 +14,7 @@ from trimtab.core.served import EngineKind
 from trimtab.engines.model_names import find_model_shape
 from trimtab.planning.kernel_port import NoTimes, Serving, StepTimes
 from trimtab.planning.roofline_times import RooflineTimes
-from trimtab.runtime import kernel_tables
+from trimtab.runtime import kernel_find
 from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_sdk import MODES, open_tables
 from trimtab.runtime.kernel_tables import PackageTables
@@ -111,7 +111,7 @@ def test_kept_times_answer_as_fresh_ones_and_load_no_tables(
     told = (first.decode_ms(25, 3333), first.prefill_ms(777, 0))
     tables.keep()
     assert list(tmp_path.glob("*.times"))
-    monkeypatch.setattr(kernel_tables, "compile_layout", None)
+    monkeypatch.setattr(kernel_find, "compile_layout", None)
     second = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
     assert not isinstance(second, NoTimes)
     assert (second.decode_ms(25, 3333), second.prefill_ms(777, 0)) == told
@@ -130,7 +130,8 @@ def test_kept_times_of_another_grid_are_asked_anew(tmp_path: Path) -> None:
     tables.keep()
     (path,) = tmp_path.glob("*.times")
     kept = msgspec.msgpack.decode(path.read_bytes())
-    kept["times"]["grids"][0]["decode"] = kept["times"]["grids"][0]["decode"][:-4]
+    (layout,) = kept.values()
+    layout["times"]["grids"][0]["decode"] = layout["times"]["grids"][0]["decode"][:-4]
     path.write_bytes(msgspec.msgpack.encode(kept))
     again = PackageTables(GridCache(tmp_path)).times(asked, Layout(tp=2))
     assert not isinstance(again, NoTimes)

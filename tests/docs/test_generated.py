@@ -10,18 +10,21 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from situations import readings, situation
 
 from trimtab.core.config import Config, parse_config
 from trimtab.core.decision import RouteReason
 from trimtab.core.events import AnyEvent
-from trimtab.core.lever import LeverRecord, TriggerSignal
-from trimtab.core.types import ErrorClass, RolloutState
+from trimtab.core.lever import LeverRecord, LeverRecordError, TriggerSignal
+from trimtab.core.types import ErrorClass, RolloutState, Technique
 from trimtab.interfaces.cli import main
+from trimtab.levers.catalog import catalog
 from trimtab.runtime.metrics import GatewayMetrics
 from trimtab.runtime.result import TuneResult
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+PAGE_OF = {Technique.PARALLEL_LAYOUT: "levers/parallelism.md"}
 
 
 def document(name: str) -> str:
@@ -109,6 +112,24 @@ def test_every_metric_is_documented() -> None:
     wanted = {family for family in families if not family.endswith("_created")}
     assert missing(wanted, "metrics.md") == []
     assert missing([*ErrorClass, *RouteReason], "metrics.md") == []
+
+
+@pytest.mark.parametrize("technique", list(Technique), ids=lambda each: each.value)
+def test_page_of_a_lever_shows_gates_and_triggers_unless_it_writes_no_record(
+    technique: Technique,
+) -> None:
+    """Only a lever that refuses in words to be proposed writes none; one that lacks evidence does, and is shown so."""
+    calm = situation(readings())
+    said = [(each, each.assess(calm)) for each in catalog().values()]
+    [(lever, assessment)] = [one for one in said if one[1].technique is technique]
+    refuses = False
+    try:
+        lever.propose(calm, assessment, "for the documents")
+    except LeverRecordError as error:
+        refuses = "cannot be proposed" in str(error)
+    page = document(PAGE_OF.get(technique, f"levers/{technique.value}.md"))
+    assert ("writes no record for it itself" in page) == refuses
+    assert ("| gate | question |" in page, "| trigger | signal |" in page) == (not refuses,) * 2
 
 
 def test_every_field_of_a_lever_record_is_documented() -> None:

@@ -62,7 +62,7 @@ async def test_costs_of_a_real_engine(launcher: LlamaCppLauncher) -> None:
     url = await launcher.start(baseline_revision(EngineConfig(slots=4)), place)
     async with aiohttp.ClientSession() as session:
         cost = await calibrate_cost(
-            url, LlamaCppFormat(), session=session, clock=SystemClock(), budget_s=12.0
+            url, LlamaCppFormat(), session=session, clock=SystemClock(), budget_s=1.0
         )
     assert cost.prefill_samples >= 2
     assert cost.step_samples >= 3

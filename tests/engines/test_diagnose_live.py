@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cli_kit import ROOT, environment, processes
 
-pytestmark = pytest.mark.timeout(1300)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1300)]
 
 WINDOW_S = 9
 CALIBRATE_S = 4

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_kit import Background, Ended, ask, chat, command, until
+from cli_kit import QUICK_CLI, Background, Ended, ask, chat, command, until
 
 from trimtab.core.events import Envelope, FleetSized, ReplicaChanged, RequestServed
 from trimtab.core.types import FleetAction, ReplicaState
@@ -66,7 +66,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One fleet of two for all tests of this file."""
     folder = tmp_path_factory.mktemp("fleet")
     words = ("up", "--port", "0", "--ledger", "l.sqlite")
-    with Background(folder, *words) as running:
+    with Background(folder, *words, program=QUICK_CLI) as running:
         yield Up(running, folder / "l.sqlite")
 
 

@@ -1,26 +1,33 @@
-"""A prompt prefilled on one real llama.cpp replica and decoded on another, through the whole gateway."""
+"""A prompt prefilled on one real llama.cpp replica and decoded on another, through the whole gateway.
+
+One system serves all tests here; the last one kills its prefill replica.
+"""
 
 import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from trimtab.core.config import Config, EngineConfig, FleetConfig, GatewayConfig, LedgerConfig
 from trimtab.core.config_handover import HandOverConfig, PlaceRule
 from trimtab.core.config_roles import RolesConfig
 from trimtab.core.cost import CostModel
-from trimtab.core.events import HandedOver, RequestServed
+from trimtab.core.events import AnyEvent, HandedOver, RequestServed
 from trimtab.core.handover import HandOver, HandOverOutcome, PrefillPlace, PrefillReason
 from trimtab.policies.local_prefill import PrefillRules
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.supervisor import System
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.engine_llamacpp,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 CHAT = "/v1/chat/completions"
 COST = CostModel(
@@ -33,6 +40,8 @@ COST = CostModel(
     source="of a machine like this one",
 )
 PROMPT_TOKENS_MIN = 1_300
+SOME_SENTENCES, MANY_SENTENCES = 30, 45
+"""Some 500 and 800 tokens, where their number is not the point; many take long enough to be broken off."""
 
 
 def prompt(name: str, *, sentences: int = 75) -> str:
@@ -49,11 +58,15 @@ def body(text: str, **fields: Any) -> dict[str, Any]:
 
 
 class Served:
-    """A system of one replica that prefills and one that decodes, with a client."""
+    """A system of one replica that prefills and one that decodes, with a client; it tells of what came after it."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
+        self._earlier = len(system.ledger.read())
+
+    def _events(self) -> list[AnyEvent]:
+        return [one.event for one in self.system.ledger.read()[self._earlier :]]
 
     async def ask(self, asked: dict[str, Any]) -> str:
         """Ask without a stream and return the text."""
@@ -82,8 +95,7 @@ class Served:
         async with asyncio.timeout(30):
             while True:
                 await self.system.ledger.flush()
-                events = [one.event for one in self.system.ledger.read()]
-                found = [one.hand_over for one in events if isinstance(one, HandedOver)]
+                found = [one.hand_over for one in self._events() if isinstance(one, HandedOver)]
                 if len(found) >= count:
                     return found
                 await asyncio.sleep(0.05)
@@ -93,37 +105,46 @@ class Served:
         async with asyncio.timeout(30):
             while True:
                 await self.system.ledger.flush()
-                events = [one.event for one in self.system.ledger.read()]
-                found = [one for one in events if isinstance(one, RequestServed)]
+                found = [one for one in self._events() if isinstance(one, RequestServed)]
                 if len(found) >= count:
                     return found[-1]
                 await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
     """Two replicas of two slots: one prefills for the other, every prompt is told to travel."""
+    folder = tmp_path_factory.mktemp("handover")
     config = Config(
         engine=EngineConfig(slots=2, context_tokens=2048, threads=1),
         fleet=FleetConfig(replicas=2, stop_grace_s=5),
         gateway=GatewayConfig(port=0),
-        ledger=LedgerConfig(path=str(tmp_path / "ledger.sqlite")),
+        ledger=LedgerConfig(path=str(folder / "ledger.sqlite")),
         roles=RolesConfig(prefill=1),
         handover=HandOverConfig(place=PlaceRule.REMOTE),
     )
-    system = System(
+    made = System(
         config,
         SystemClock(),
         command="test",
-        log_folder=tmp_path / "logs",
-        secret_path=tmp_path / "secret",
+        log_folder=folder / "logs",
+        secret_path=folder / "secret",
     )
-    async with system:
+    async with made:
         # Nothing travels before a cost is known.
-        system.use_cost(COST)
-        made = Served(system)
+        made.use_cost(COST)
         yield made
-        await made.http.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(system: System) -> AsyncIterator[Served]:
+    """The system with its rules as they were, and a client of the test's own."""
+    rules = system.hand_overs.pool.rules
+    await system.ledger.flush()
+    made = Served(system)
+    yield made
+    await made.http.close()
+    system.hand_overs.pool.rules = rules
 
 
 def parcels(system: System) -> list[str]:
@@ -168,7 +189,12 @@ async def test_sampled_text_is_the_same_wherever_the_prompt_was_computed(served:
 
     Both begin at the same KV. A prompt computed in other chunks differs in the last bits, which a sampler may show.
     """
-    asked = body(prompt("cellar"), temperature=0.8, repeat_penalty=1.3, presence_penalty=0.4)
+    asked = body(
+        prompt("cellar", sentences=SOME_SENTENCES),
+        temperature=0.8,
+        repeat_penalty=1.3,
+        presence_penalty=0.4,
+    )
     handed = await served.ask(asked)
     (one,) = await served.told(1)
     expected = await served.alone(asked, served.roles["prefill"])
@@ -177,7 +203,7 @@ async def test_sampled_text_is_the_same_wherever_the_prompt_was_computed(served:
 
 async def test_first_token_comes_from_the_decode_side(served: Served) -> None:
     """A stream's TTFT holds prefill and transfer; the gap after its first token is told apart from both."""
-    await served.stream(body(prompt("loft")))
+    await served.stream(body(prompt("loft", sentences=SOME_SENTENCES)))
     await served.told(1)
     record = (await served.served(1)).record
     assert record.ok
@@ -189,9 +215,29 @@ async def test_first_token_comes_from_the_decode_side(served: Served) -> None:
     assert record.second_gap_ms < record.phases.prefill_ms
 
 
+async def test_client_that_leaves_frees_slots_and_files(served: Served) -> None:
+    """Three clients leave while their prompts are computed; nothing is kept, and the next request is served."""
+    for number in range(3):
+        asking = asyncio.create_task(
+            served.stream(body(prompt(f"room {number}", sentences=MANY_SENTENCES)))
+        )
+        async with asyncio.timeout(60):
+            while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        # Else the next client would leave before it asked.
+        await served.told(number + 1)
+    told = await served.told(3)
+    text = await served.ask(body(prompt("garden", sentences=SOME_SENTENCES)))
+    assert {one.outcome for one in told} == {HandOverOutcome.ABANDONED}
+    assert text
+    assert (parcels(served.system), served.system.hand_overs.under_way) == ([], 0)
+
+
 async def test_killed_prefill_replica_costs_time_and_not_the_answer(served: Served) -> None:
     """`kill -9` while a prompt is computed there: the right text, a recorded cause, no file left."""
-    asked = body(prompt("attic"))
+    asked = body(prompt("attic", sentences=MANY_SENTENCES))
     asking = asyncio.create_task(served.ask(asked))
     prefill = served.roles["prefill"]
     async with asyncio.timeout(60):
@@ -207,22 +253,4 @@ async def test_killed_prefill_replica_costs_time_and_not_the_answer(served: Serv
     assert handed == expected
     assert one.outcome is HandOverOutcome.FAILED
     assert one.cause is not None
-    assert (parcels(served.system), served.system.hand_overs.under_way) == ([], 0)
-
-
-async def test_client_that_leaves_frees_slots_and_files(served: Served) -> None:
-    """Three clients leave while their prompts are computed; nothing is kept, and the next request is served."""
-    for number in range(3):
-        asking = asyncio.create_task(served.stream(body(prompt(f"room {number}"))))
-        async with asyncio.timeout(60):
-            while served.system.hand_overs.under_way == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        # Else the next client would leave before it asked.
-        await served.told(number + 1)
-    told = await served.told(3)
-    text = await served.ask(body(prompt("garden")))
-    assert {one.outcome for one in told} == {HandOverOutcome.ABANDONED}
-    assert text
     assert (parcels(served.system), served.system.hand_overs.under_way) == ([], 0)

@@ -18,7 +18,7 @@ from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quality_pair import plain_session
 from trimtab.runtime.quantize_original import quantized_groups
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.alone, pytest.mark.timeout(300)]
 
 REFERENCE = Path(__file__).parent / "reference_log_loss.json"
 NATS_MAX = 0.02

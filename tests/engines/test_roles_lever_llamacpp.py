@@ -22,6 +22,7 @@ from trimtab.levers.disaggregation import SplitRoles
 
 pytestmark = [
     pytest.mark.engine_llamacpp,
+    pytest.mark.alone,
     pytest.mark.timeout(400),
     pytest.mark.usefixtures("own_state"),
 ]

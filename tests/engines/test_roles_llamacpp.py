@@ -15,7 +15,7 @@ from trimtab.core.roles import RoleAction
 from trimtab.core.types import Role
 from trimtab.runtime.ledger_reader import SqliteReader
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.alone, pytest.mark.timeout(420)]
 
 CHAT = "/v1/chat/completions"
 CONFIG = """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import Background, ask, chat, command, processes, until
+from cli_kit import QUICK_CLI, Background, ask, chat, command, processes, until
 from serving_kit import CHAT, RECORD
 
 from trimtab.core.events import (
@@ -21,13 +21,6 @@ from trimtab.runtime.ledger import SqliteLedger
 from trimtab.runtime.ledger_reader import Filter, SqliteReader
 
 pytestmark = pytest.mark.engine_llamacpp
-
-QUICK_UP = (
-    "-c",
-    "import trimtab.runtime.serve as serve; serve.CALIBRATE_S = 0.5\n"
-    "from trimtab.interfaces.cli import main; main()",
-)
-"""The command line with a short measurement of costs: this test starts a fleet a dozen times."""
 
 PATIENT = RECORD.format(
     name="affine",
@@ -76,7 +69,7 @@ class Life:
 
     def __init__(self, folder: Path) -> None:
         (folder / "trimtab.toml").write_text(SMALL)
-        self.running = Background(folder, "up", "--config", "trimtab.toml", program=QUICK_UP)
+        self.running = Background(folder, "up", "--config", "trimtab.toml", program=QUICK_CLI)
         self.ledger = folder / "l.sqlite"
 
     def __enter__(self) -> "Life":
@@ -176,11 +169,9 @@ def test_kill_in_each_state_of_a_rollout_and_it_is_where_it_was(tmp_path: Path) 
         assert inside(life.exposures()) == ramping
     grow(ledger, state.RAMPING, state.PROVING)
     with Life(tmp_path) as life:
+        assert life.stands() == stand(state.PROVING)
         met = life.exposures()
         proving = inside(met)
-    with Life(tmp_path) as life:
-        assert life.stands() == stand(state.PROVING)
-        assert inside(life.exposures()) == proving
         life.act(RolloutAction.ADOPT)
     check_told_once(ledger, set(met))
     assert canary <= ramping <= proving

@@ -21,6 +21,7 @@ from trimtab.core.types import RolloutState
 
 pytestmark = [
     pytest.mark.engine_llamacpp,
+    pytest.mark.alone,
     pytest.mark.timeout(330),
     pytest.mark.usefixtures("own_state"),
 ]

@@ -18,6 +18,7 @@ from trimtab.core.types import Arm, ReplicaState, RolloutState
 
 pytestmark = [
     pytest.mark.engine_llamacpp,
+    pytest.mark.alone,
     pytest.mark.timeout(330),
     pytest.mark.usefixtures("own_state"),
 ]

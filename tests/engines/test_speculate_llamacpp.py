@@ -1,4 +1,4 @@
-"""Where drafting pays, measured on the real engine: few requests, small batches, short loops."""
+"""Where drafting pays, measured on the real engine: few requests, one depth, small batches, short loops."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from trimtab.runtime.speculate import Speculator
 from trimtab.runtime.speculate_ask import SpeculateAsk
 from trimtab.workloads.draft_samples import SCHEMA_LABEL, standard_samples
 
-pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 async def test_edits_gain_alone_and_nothing_is_claimed_of_free_text() -> None:
@@ -21,11 +21,11 @@ async def test_edits_gain_alone_and_nothing_is_claimed_of_free_text() -> None:
     ask = SpeculateAsk(
         engine=EngineConfig(),
         samples=standard_samples(standard_library(), each=4, seed=1),
-        depths=(4, 8),
-        batches=(1, 4),
+        depths=(8,),
+        batches=(1, 2),
         temperatures=(0.0,),
         rounds=2,
-        loop_s=1.0,
+        loop_s=0.5,
     )
     found = await Speculator(ask, SystemClock(), lambda *_: None).run()
     assert found.judged_label == "edit"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_kit import Answer, Background, ask, chat, command, processes, until
+from cli_kit import QUICK_CLI, Answer, Background, ask, chat, command, processes, until
 from events_kit import LEVER, lever_record, moved
 
 from trimtab.core.events import (
@@ -59,7 +59,7 @@ class Up:
 
 
 def start(folder: Path, name: str) -> Background:
-    return Background(folder, "up", "--port", "0", "--ledger", name)
+    return Background(folder, "up", "--port", "0", "--ledger", name, program=QUICK_CLI)
 
 
 def events_of(ledger: Path) -> list[Envelope]:
@@ -214,8 +214,8 @@ def running_requests(up: Up) -> int:
 
 @pytest.mark.parametrize("moment", ["replicas start", "costs are measured"])
 def test_interrupt_during_the_start_ends_it_at_once(tmp_path: Path, moment: str) -> None:
-    """Nobody waits for a start that is not wanted any more."""
-    with start(tmp_path, "l.sqlite") as running:
+    """Nobody waits for a start that is not wanted any more, nor for a measurement of full length."""
+    with Background(tmp_path, "up", "--port", "0", "--ledger", "l.sqlite") as running:
         if moment == "replicas start":
             until(lambda: bool(running.replicas()), 30, "a replica's process")
         else:

@@ -51,6 +51,7 @@ class FakeLauncher:
         self.exits: dict[str, asyncio.Future[int]] = {}
         self.pids: dict[str, int] = {}
         self.started: list[tuple[str, Revision]] = []
+        self.threads: list[tuple[str, int]] = []
         self.refuse: Callable[[Revision], bool] = lambda _: False
         self.saved: list[str] = []
         self.restored: list[str] = []
@@ -75,6 +76,7 @@ class FakeLauncher:
     async def start(self, revision: Revision, placement: Placement) -> str:
         await asyncio.sleep(0)
         self.started.append((placement.replica, revision))
+        self.threads.append((placement.replica, placement.threads))
         if self.refuse(revision) or self.closed:
             raise LaunchError(f"replica {placement.replica} does not like {revision.id}")
         self.exits[placement.replica] = asyncio.get_running_loop().create_future()

@@ -76,6 +76,43 @@ async def test_role_whose_revision_does_not_start_is_not_taken(made: Harness) ->
     assert made.fleet.info("r1").state is READY
 
 
+async def test_role_with_threads_of_its_own_restarts_there_and_back(made: Harness) -> None:
+    """Threads are given at the start of a process; the same again, and a role without its own, go by that."""
+    await made.fleet.take_role("r1", PREFILL, OLD, threads=3, drain_timeout_s=1)
+    assert (made.fleet.info("r1").threads, made.launcher.threads[3:]) == (3, [("r1", 3)])
+    await made.fleet.take_role("r1", DECODE, OLD, drain_timeout_s=1)
+    assert (made.fleet.info("r1").threads, made.launcher.threads[4:]) == (1, [("r1", 1)])
+    told = [event.threads for event in made.sink.of(ReplicaChanged) if event.replica == "r1"]
+    assert (told[0], 3 in told, told[-1]) == (1, True, 1)
+
+
+async def test_threads_that_are_its_share_restart_nobody(made: Harness) -> None:
+    """What a role says is held against what the replica runs, not against what was said before."""
+    await made.fleet.take_role("r1", PREFILL, OLD, threads=1, drain_timeout_s=1)
+    assert (roles(made)["r1"], len(made.launcher.started)) == (PREFILL, 3)
+
+
+async def test_replica_whose_role_could_not_be_had_keeps_its_threads(made: Harness) -> None:
+    """It runs as before in all that it was to be given."""
+    made.launcher.refuse = lambda revision: revision == CHUNKED
+    with pytest.raises(LaunchError, match="does not like"):
+        await made.fleet.take_role("r1", PREFILL, CHUNKED, threads=3, drain_timeout_s=1)
+    assert (made.fleet.info("r1").threads, made.launcher.threads[3:]) == (
+        1,
+        [("r1", 3), ("r1", 1)],
+    )
+
+
+async def test_replica_that_crashes_comes_back_with_its_threads(made: Harness) -> None:
+    """They are its role's, which it keeps."""
+    await made.fleet.take_role("r1", PREFILL, CHUNKED, threads=3, drain_timeout_s=1)
+    made.launcher.crash("r1")
+    await made.until(lambda: len(made.launcher.threads) == 5)
+    await made.until(lambda: made.fleet.info("r1").state is READY)
+    assert (made.launcher.threads[-1], made.launcher.started[-1]) == (("r1", 3), ("r1", CHUNKED))
+    assert roles(made)["r1"] is PREFILL
+
+
 async def test_replica_that_does_not_drain_keeps_its_role(made: Harness) -> None:
     """Running requests are worth more than the role that was asked for."""
     made.in_flight = 1

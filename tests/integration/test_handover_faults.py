@@ -236,7 +236,7 @@ async def test_memory_for_parcels_is_bounded(tmp_path: Path) -> None:
 
 async def test_parcel_that_nobody_asks_for_goes_with_its_lease(tmp_path: Path) -> None:
     """A file whose hand-over got lost is removed when its lease ends, without another request."""
-    async with Pair(tmp_path, settings={"parcel_lease_s": 0.2}) as pair:
+    async with Pair(tmp_path, settings={"parcel_lease_s": 0.2, "transfer_timeout_s": 0.2}) as pair:
         pair.hand_overs._let_go = lambda passage: None  # type: ignore[method-assign]
         pair.decode.faults.append(Fault.RESTORE_HANGS)
         asking = asyncio.create_task(ask(pair, long_body("word")))

@@ -11,38 +11,54 @@ ONE = Kept(notes=("a law",), extended=False, grids=(empty_grid(),))
 
 def test_what_was_kept_is_found_by_the_next_run(tmp_path: Path) -> None:
     """Another object over the same folder."""
-    GridCache(tmp_path / "kernels").put("a key", ONE)
-    assert GridCache(tmp_path / "kernels").get("a key") == ONE
-    assert GridCache(tmp_path / "kernels").get("another key") is None
+    GridCache(tmp_path / "kernels").put("a model", {"a layout": ONE})
+    assert GridCache(tmp_path / "kernels").get("a model", "a layout") == ONE
+    assert GridCache(tmp_path / "kernels").get("a model", "another layout") is None
 
 
 def test_that_tables_have_nothing_is_kept_too(tmp_path: Path) -> None:
     """Finding that out loads them just as well."""
     none = NoTimes(because="there are no tables for it", nearest=("H100",))
-    GridCache(tmp_path).put("a key", none)
-    assert GridCache(tmp_path).get("a key") == none
+    GridCache(tmp_path).put("a model", {"a layout": none})
+    assert GridCache(tmp_path).get("a model", "a layout") == none
 
 
 def test_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
     """It is made again instead of stopping a plan."""
     cache = GridCache(tmp_path)
-    cache.put("a key", ONE)
+    cache.put("a model", {"a layout": ONE})
     next(tmp_path.glob("*.times")).write_bytes(b"garbage")
-    assert cache.get("a key") is None
-    cache.put("a key", ONE)
-    assert cache.get("a key") == ONE
+    cache = GridCache(tmp_path)
+    assert cache.get("a model", "a layout") is None
+    cache.put("a model", {"a layout": ONE})
+    assert cache.get("a model", "a layout") == ONE
 
 
 def test_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
     """A file stands where the folder should be."""
     (tmp_path / "kernels").write_text("in the way")
     cache = GridCache(tmp_path / "kernels")
-    cache.put("a key", ONE)
-    assert cache.get("a key") is None
+    cache.put("a model", {"a layout": ONE})
+    assert cache.get("a model", "a layout") is None
+
+
+def test_layouts_of_a_model_share_a_file_and_news_leave_the_others(tmp_path: Path) -> None:
+    """Even those that another process wrote after this one read it; another model has a file of its own."""
+    first, second = GridCache(tmp_path), GridCache(tmp_path)
+    none = NoTimes(because="there are no tables for it")
+    assert second.get("a model", "a layout") is None
+    first.put("a model", {"a layout": ONE})
+    second.put("a model", {"another layout": none})
+    first.put("another model", {"a layout": none})
+    third = GridCache(tmp_path)
+    assert third.get("a model", "a layout") == second.get("a model", "a layout") == ONE
+    assert third.get("a model", "another layout") == none
+    assert third.get("another model", "a layout") == none
+    assert len(list(tmp_path.glob("*.times"))) == 2
 
 
 def test_no_folder_keeps_nothing() -> None:
     """Tests and callers that want no trace."""
     cache = GridCache(None)
-    cache.put("a key", ONE)
-    assert cache.get("a key") is None
+    cache.put("a model", {"a layout": ONE})
+    assert cache.get("a model", "a layout") is None

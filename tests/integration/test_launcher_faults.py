@@ -90,7 +90,7 @@ async def test_missing_model_is_named(launcher: LlamaCppLauncher, tmp_path: Path
 
 async def test_directory_is_no_model(launcher: LlamaCppLauncher, tmp_path: Path) -> None:
     """A folder cannot be read as a file, and the message says so."""
-    assert "Is a directory" in await failure(launcher, revision(tmp_path), place(launcher))
+    assert "is a folder, and holds" in await failure(launcher, revision(tmp_path), place(launcher))
 
 
 @pytest.mark.parametrize(

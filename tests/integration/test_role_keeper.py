@@ -2,25 +2,33 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from harness import COST
 from test_fleet_lifecycle import OLD, Harness, Sink
 
-from trimtab.core.config_roles import RolesConfig, RolesMode
+from trimtab.core.config import Config, EngineConfig
+from trimtab.core.config_handover import HandOverConfig
+from trimtab.core.config_roles import PrefillEngineConfig, RolesConfig, RolesMode
 from trimtab.core.cost import START_COST
 from trimtab.core.events import RolesDecided
 from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.lever import Comparison
+from trimtab.core.ports import LaunchError
 from trimtab.core.record import Drafting, Phases, RequestRecord, Tokens
+from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
-from trimtab.core.types import Role
+from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.router import Router
 from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.handover_build import rules_of
 from trimtab.runtime.role_keeper import RoleKeeper, RoleParts, RoleRefusedError
+from trimtab.runtime.system_roles import build_roles, start_fleet
 
 CHUNK = 256
 FOLLOW = RolesConfig(
@@ -28,7 +36,7 @@ FOLLOW = RolesConfig(
     ttft_ms=1000.0,
     tpot_ms=50.0,
     window_s=30.0,
-    cooldown_s=0.0,
+    cooldown_s=30.0,
     ticks=1,
     samples_min=5,
 )
@@ -227,11 +235,47 @@ async def test_full_slots_of_the_decode_side_ask_for_more_decode(kept: Kept) -> 
     assert (made.action, made.reason) == (RoleAction.MORE_DECODE, RoleReason.DECODE_FULL)
 
 
-async def test_too_few_requests_change_nothing(kept: Kept) -> None:
-    """Unknown freezes."""
+def runs(kept: Kept, count: int = 2) -> None:
+    """Have requests under way: they came and have not ended."""
+    for at in range(count):
+        kept.load.admitted(f"runs{at}", f"r{at % 2}", prefill_tokens=1, decode_tokens=9)
+    kept.clock.now_s += FOLLOW.window_s / 2.0
+
+
+async def test_too_few_requests_change_nothing_while_others_are_under_way(kept: Kept) -> None:
+    """Unknown freezes: that few ended is no low traffic where more have not."""
+    runs(kept)
     kept.serves(4, tpot_ms=500.0)
     assert kept.keeper.tick().reason is RoleReason.UNKNOWN
     assert kept.roles()["r2"] is Role.PREFILL
+
+
+async def test_roles_merge_when_few_ask_and_next_to_nothing_runs(kept: Kept) -> None:
+    """Too few for a P90, and what is known of them suffices: they wait for nobody, and no prompt is long."""
+    kept.serves(4)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.MERGE, RoleReason.LOW_TRAFFIC)
+    await kept.settle()
+    assert set(kept.roles().values()) == {Role.MIXED}
+    [event] = [one for one in kept.decided if one.replica is not None]
+    assert event.seen is not None
+    assert (event.seen.requests, event.seen.in_flight) == (4, 0.0)
+
+
+async def test_requests_that_fail_are_traffic_too(kept: Kept) -> None:
+    """Four that end well among hundreds that do not are no low traffic; their times teach nothing all the same."""
+    kept.serves(4)
+    kept.serves(300, status=502)
+    made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+
+
+async def test_fleet_that_nobody_asks_keeps_its_roles(kept: Kept) -> None:
+    """Nothing tells what will come, so nothing is gained by a move."""
+    for _ in range(10):
+        kept.clock.now_s += 20.0
+        made = kept.keeper.tick()
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
 
 
 async def test_cost_that_nobody_measured_moves_no_role_and_is_no_work(kept: Kept) -> None:
@@ -418,21 +462,100 @@ async def test_person_changes_a_role_and_the_answer_names_all(kept: Kept) -> Non
             await kept.keeper.set_role(replica, role)
 
 
-async def test_role_with_its_own_chunk_restarts_the_replica_into_it() -> None:
-    """`roles.prefill_chunk_tokens` is what replicas that prefill run, and the baseline what others do."""
-    one = Kept(msgspec.structs.replace(FOLLOW, prefill_chunk_tokens=64))
+OWN = PrefillEngineConfig(
+    slots=1,
+    threads=3,
+    chunk_tokens=64,
+    speculation=Speculation(method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6),
+)
+
+
+async def test_role_with_settings_of_its_own_is_a_restart_there_and_back() -> None:
+    """`roles.prefill_engine` is what replicas that prefill run, and the baseline what others do."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=OWN))
     await one.start()
-    await one.keeper.set_role("r1", Role.PREFILL)
-    assert one.harness.fleet.info("r1").revision == OLD.replace(chunk_tokens=64)
-    await one.keeper.set_role("r1", Role.MIXED)
-    assert one.harness.fleet.info("r1").revision == OLD
+    given = await one.keeper.set_role("r1", Role.PREFILL)
+    there = one.harness.fleet.info("r1")
+    assert there.revision == OLD.replace(slots=1, chunk_tokens=64, speculation=OWN.speculation)
+    assert there.threads == 3
+    assert given.restarted_with == "1 slot, 3 threads, chunk 64, speculation ngram simple"
+    back = await one.keeper.set_role("r1", Role.MIXED)
+    info = one.harness.fleet.info("r1")
+    assert (info.revision, info.threads) == (OLD, 1)
+    assert back.restarted_with == f"4 slots, 1 thread, chunk {OLD.chunk_tokens}, speculation off"
+    restarts = [name for name, _ in one.harness.launcher.started]
+    assert restarts == ["r0", "r1", "r2", "r1", "r1"], (
+        "r0, called decode either way, restarts never"
+    )
     await one.harness.fleet.stop()
+
+
+@pytest.mark.parametrize(
+    "own", [PrefillEngineConfig(), PrefillEngineConfig(slots=OLD.slots, threads=1)]
+)
+async def test_role_whose_settings_are_what_the_replica_runs_is_routing_alone(
+    own: PrefillEngineConfig,
+) -> None:
+    """Whether nothing is said or the same: no process ends."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=own))
+    await one.start()
+    given = await one.keeper.set_role("r1", Role.PREFILL)
+    assert (given.restarted_with, one.roles()["r1"]) == ("", Role.PREFILL)
+    assert len(one.harness.launcher.started) == 3
+    await one.harness.fleet.stop()
+
+
+async def test_restart_for_a_role_waits_until_its_kv_was_fetched() -> None:
+    """The old process holds what others are still to fetch: it is not ended before."""
+    one = Kept(msgspec.structs.replace(FOLLOW, prefill_engine=OWN))
+    await one.start()
+    one.harness.in_flight = 1
+    changing = asyncio.create_task(one.keeper.set_role("r1", Role.PREFILL))
+    await one.harness.until(lambda: one.harness.states("r1")[-1] is ReplicaState.DRAINING)
+    await asyncio.sleep(0.05)
+    waited = len(one.harness.launcher.started)
+    one.harness.in_flight = 0
+    await changing
+    assert (waited, len(one.harness.launcher.started)) == (3, 4)
+    states = one.harness.states("r1")[1:]
+    assert ReplicaState.RESTARTING in states[states.index(ReplicaState.DRAINING) :]
+    await one.harness.fleet.stop()
+
+
+async def test_replicas_that_prefill_from_the_start_have_their_settings_then() -> None:
+    """Nobody restarts for what the configuration said before anything ran."""
+    config = Config(roles=RolesConfig(prefill=1, prefill_engine=OWN))
+    own = Kept(config.roles)
+    with_own = dict.fromkeys(("r0", "r1", "r2"), OLD)
+    fleet = own.harness.fleet
+    cores = msgspec.structs.replace(OWN, threads=1)
+    roles = msgspec.structs.replace(config.roles, prefill_engine=cores)
+    own.keeper.config = roles
+    config = msgspec.structs.replace(config, roles=roles)
+    await start_fleet(config, fleet, own.keeper, with_own, 0, None)
+    found = {name: fleet.info(name).revision.slots for name in with_own}
+    assert found == {"r0": OLD.slots, "r1": OLD.slots, "r2": 1}
+    assert own.roles() == {"r0": Role.DECODE, "r1": Role.DECODE, "r2": Role.PREFILL}
+    assert len(own.harness.launcher.started) == 3
+    await fleet.stop()
+
+
+async def test_settings_that_no_replica_can_have_end_the_start() -> None:
+    """Though nobody prefills yet: the role may be asked for at any time."""
+    config = Config(
+        roles=RolesConfig(mode=RolesMode.FOLLOW, prefill_engine=PrefillEngineConfig(threads=4096))
+    )
+    one = Kept(config.roles)
+    with pytest.raises(LaunchError, match=r"prefill_engine\.threads = 4096 is more than"):
+        await start_fleet(config, one.harness.fleet, one.keeper, {"r0": OLD}, 0, None)
+    assert one.harness.launcher.started == []
 
 
 async def test_other_unknowns_are_written_down_and_another_count_of_them_is_not(kept: Kept) -> None:
     """Who waits for a move learns what it lacks, once for each lack."""
     kept.keeper.config = msgspec.structs.replace(FOLLOW, samples_min=100)
     kept.cost = msgspec.structs.replace(COST, tokens_per_step=None)
+    runs(kept)
     for count in (2, 3):
         kept.clock.now_s += 61.0
         kept.serves(count)
@@ -451,3 +574,34 @@ async def test_reason_to_hold_is_written_down_once(kept: Kept) -> None:
     told = [one.decision and one.decision.unknown for one in kept.decided]
     assert len(told) == 2
     assert "times to the first token" in (told[-1] or ())
+
+
+async def test_long_is_what_travels_and_not_the_engines_chunk(kept: Kept) -> None:
+    """Prompts between both marks are sent ahead: their work counts there, or a busy prefill replica would look idle."""
+    config = Config(
+        engine=EngineConfig(chunk_tokens=2048),
+        handover=HandOverConfig(chunk_tokens=256),
+        roles=FOLLOW,
+    )
+    keeper = build_roles(
+        config,
+        kept.harness.fleet,
+        cast(Router, SimpleNamespace(load=kept.load, plan=kept.plan)),
+        kept.sink,
+        kept.clock,
+        OLD,
+        cost=lambda: kept.cost,
+        threshold=kept.thresholds.append,
+        cause=lambda: "start",
+    )
+    kept.clock.now_s += FOLLOW.window_s
+    tokens = Tokens(prompt=1500, delivered=1499, output=20)
+    for at in range(30):
+        ahead = {"prefill_replica": "r2", "tokens": tokens, "tpot_ms": 45.0}
+        keeper.on_record(msgspec.structs.replace(record(at), **ahead))
+    made = keeper.tick()
+    [seen] = [one.seen for one in kept.decided if one.decision == made]
+    assert seen is not None
+    assert seen.ahead_work == pytest.approx(COST.prefill_ms(1500) / 1000.0)
+    assert rules_of(config.handover, config.engine.chunk_tokens).chunk_tokens == 256
+    assert made.reason is not RoleReason.FEW_LONG_PROMPTS

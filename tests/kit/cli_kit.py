@@ -19,6 +19,14 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = "trimtab.interfaces.cli"
+QUICK_CLI = (
+    "-c",
+    "import trimtab.runtime.calibrate as calibrate\n"
+    "calibrate.PREFILL_WORDS, calibrate.STEP_BATCHES, calibrate.ROUNDS_MAX = (8, 24), (1, 2), 1\n"
+    "from trimtab.interfaces.cli import main; main()",
+)
+"""The command line with a measurement of costs of half a second, for tests that start fleets and judge no cost."""
+
 MARK = "TRIMTAB_TEST_RUN"
 MEMORY_ROOT = Path("/dev/shm")
 POLL_S = 0.05

@@ -9,7 +9,7 @@ from trimtab.core.step_cost import StepCost
 from trimtab.core.types import Role
 from trimtab.policies.local_prefill import PrefillPlace, PrefillRules
 from trimtab.policies.prefill_pool import LinkRate
-from trimtab.policies.roles import RoleRules
+from trimtab.policies.roles import RoleAction, RoleReason, RoleRules
 from trimtab.policies.routing import build_policies
 from trimtab.sim.arrivals import Arrival, Sessions, sessions
 from trimtab.sim.drafts import DraftSpec
@@ -219,3 +219,20 @@ def test_conditional_hand_over_moves_no_more_than_always_and_decides_for_every_r
     assert float(moved.sum()) * 1e5 == over[1].links.bytes_moved
     assert bool((moved <= fleets[1].records.column("input_tokens")).all())
     assert set(fleets[0].roster.roles.values()) == {Role.PREFILL, Role.DECODE}
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 50), prefill=st.integers(1, 2))
+def test_roles_merge_under_low_traffic_and_stay_merged(seed: int, prefill: int) -> None:
+    """Fewer requests a window than a P90 needs, for half an hour: each prefill replica goes back once."""
+    rules = RoleRules()
+    control = RoleControlSpec(rules=rules, tick_s=1.0, ttft_ms=2000.0, tpot_ms=100.0)
+    fleet = fleet_of(4, roles(prefill, control=control, change_s=0.5))
+    fleet.run(made(seed, 0.05, duration_s=1800.0))
+    assert fleet.role_control is not None
+    moves = fleet.role_control.moves
+    assert {(one.action, one.reason) for one in moves} == {
+        (RoleAction.MERGE, RoleReason.LOW_TRAFFIC)
+    }
+    assert len(moves) == prefill
+    assert Role.PREFILL not in fleet.roster.roles.values()

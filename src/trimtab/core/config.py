@@ -9,7 +9,7 @@ from msgspec import Meta
 from trimtab.core.config_base import Strict as Strict
 from trimtab.core.config_guard import GuardConfig, TenantsConfig
 from trimtab.core.config_handover import HandOverConfig
-from trimtab.core.config_roles import RolesConfig
+from trimtab.core.config_roles import PrefillEngineConfig, RolesConfig, kv_key_trouble
 from trimtab.core.handover import NO_LABELS, ReplicaLabels
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Mode, Role
@@ -372,10 +372,14 @@ class Config(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     roles: RolesConfig = RolesConfig()
 
     def __post_init__(self) -> None:
-        """Refuse roles that leave nobody to decode; raises ValueError."""
+        """Refuse roles that leave nobody to decode, or that nothing can be done about; raises ValueError."""
         if not self.fleet.is_attached and self.roles.prefill >= self.fleet.replicas:
             raise ValueError(
                 f"roles.prefill = {self.roles.prefill} leaves none of fleet.replicas = {self.fleet.replicas} to decode"
+            )
+        if self.fleet.is_attached and self.roles.prefill_engine != PrefillEngineConfig():
+            raise ValueError(
+                "roles.prefill_engine: attached servers run what they were started with"
             )
 
 
@@ -385,6 +389,8 @@ def parse_config(text: str, *, source: str) -> Config:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    if trouble := kv_key_trouble(data):
+        raise ConfigError(f"{source}: {trouble}")
     try:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from trimtab.core.config_base import Strict
+from trimtab.core.config_base import Strict, check_finite
 
 
 class PlaceRule(StrEnum):
@@ -73,7 +73,13 @@ class HandOverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 1024
     parcel_lease_s: Annotated[
         float,
-        Meta(gt=0, description="How long a parcel is kept that nobody asks for any more."),
+        Meta(
+            gt=0,
+            description=(
+                "How long a parcel is kept that nobody asks for any more: at least as long as it may wait to be "
+                "brought over, `transfer_timeout_s`."
+            ),
+        ),
     ] = 120.0
     nixl_lease_s: Annotated[
         float,
@@ -82,3 +88,16 @@ class HandOverConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             description="How long attached vLLM servers keep KV that nobody fetches: their kv_lease_duration.",
         ),
     ] = 30.0
+
+    def mark_tokens(self, engine_chunk_tokens: int) -> int:
+        """Return the uncached tokens up to which a prompt never travels, given the engine's chunk."""
+        return self.chunk_tokens or engine_chunk_tokens
+
+    def __post_init__(self) -> None:
+        """Refuse a lease that ends while its parcel may still be waited for; raises ValueError."""
+        check_finite(self, "handover")
+        if self.parcel_lease_s < self.transfer_timeout_s:
+            raise ValueError(
+                f"handover.parcel_lease_s = {self.parcel_lease_s:g} must be at least handover.transfer_timeout_s = "
+                f"{self.transfer_timeout_s:g}, or a parcel is gone while it is waited for: raise it, or wait less"
+            )

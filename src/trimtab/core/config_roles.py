@@ -1,11 +1,20 @@
 """Configuration of roles: how many replicas prefill for the others, and whether that follows the traffic."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
-from trimtab.core.config_base import Strict
+from trimtab.core.config_base import Strict, check_finite
+from trimtab.core.revision import Speculation
+
+_OF_THE_KV_KEY: Final = ("model", "blocked_weights", "kv_type", "context_tokens")
+"""Keys of `engine` that a role cannot have of its own."""
+
+
+CHUNK_TOKENS_MIN: Final = 32
+"""The smallest prefill batch of a replica."""
 
 
 class RolesMode(StrEnum):
@@ -13,6 +22,56 @@ class RolesMode(StrEnum):
 
     FIXED = "fixed"
     FOLLOW = "follow"
+
+
+class PrefillEngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What replicas that prefill for others run otherwise than `[engine]`, which all others run. Another value makes a
+    change of role a restart. Model, context and KV type cannot differ: only equal KV keys pair. Not for attached
+    servers, which are started by others.
+    """
+
+    slots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description=(
+                "Prompts that it holds; 0: engine.slots. It computes one at a time, and with two slots or more short "
+                "ones pass it."
+            ),
+        ),
+    ] = 0
+    threads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "Threads, at most the machine's cores; 0: as the others. More than its share of the cores are not "
+                "pinned."
+            ),
+        ),
+    ] = 0
+    chunk_tokens: Annotated[
+        int,
+        Meta(
+            ge=0, le=65_536, description="Largest prefill batch, in tokens; 0: engine.chunk_tokens."
+        ),
+    ] = 0
+    speculation: Annotated[
+        Speculation | None,
+        Meta(
+            description=(
+                'Speculation, a table as `engine.speculation`, such as `{method = "off"}`; null: engine.speculation.'
+            )
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse a chunk that the engine cannot have; raises ValueError."""
+        if 0 < self.chunk_tokens < CHUNK_TOKENS_MIN:
+            raise ValueError(
+                f"chunk_tokens = {self.chunk_tokens} must be 0 or at least {CHUNK_TOKENS_MIN}"
+            )
 
 
 class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,17 +87,6 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prefill: Annotated[
         int, Meta(ge=0, description="Replicas that prefill for the others at the start: the last.")
     ] = 0
-    prefill_chunk_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65_536,
-            description=(
-                "Largest prefill batch of replicas that prefill; 0: engine.chunk_tokens. Another one makes a change of "
-                "role a restart."
-            ),
-        ),
-    ] = 0
     ttft_ms: Annotated[float, Meta(gt=0, description="Target of the time to the first token.")] = (
         2000.0
     )
@@ -47,9 +95,15 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     tick_s: Annotated[float, Meta(gt=0, description="Seconds between decisions.")] = 1.0
     window_s: Annotated[float, Meta(gt=0, description="Seconds that ratios look back.")] = 60.0
-    cooldown_s: Annotated[float, Meta(ge=0, description="Seconds without a change after one.")] = (
-        180.0
-    )
+    cooldown_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "Seconds without a change after one: at least `window_s`, better more by what a change takes."
+            ),
+        ),
+    ] = 180.0
     ticks: Annotated[int, Meta(ge=1, description="Ticks in a row that must ask for a change.")] = 3
     samples_min: Annotated[int, Meta(ge=1, description="Requests that a P90 needs.")] = 10
     act_above: Annotated[
@@ -85,10 +139,32 @@ class RolesConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     drain_s: Annotated[
         float, Meta(gt=0, description="Longest wait for running requests at a change of role.")
     ] = 60.0
+    prefill_engine: PrefillEngineConfig = PrefillEngineConfig()
 
     def __post_init__(self) -> None:
-        """Refuse marks that leave no hysteresis; raises ValueError."""
+        """Refuse marks that leave no hysteresis, and a cool-down within the window; raises ValueError."""
+        check_finite(self, "roles")
         if self.act_below >= self.act_above:
             raise ValueError(
-                f"act_below = {self.act_below:g} must be below act_above = {self.act_above:g}"
+                f"roles.act_below = {self.act_below:g} must be below roles.act_above = {self.act_above:g}"
             )
+        if self.cooldown_s < self.window_s:
+            raise ValueError(
+                f"roles.cooldown_s = {self.cooldown_s:g} must be at least roles.window_s = {self.window_s:g}, or what "
+                "was seen before a change asks for the next: raise it, or look back less"
+            )
+
+
+def kv_key_trouble(data: Mapping[str, object]) -> str:
+    """Say which key of a file gives a role what the KV key hangs on, with its path; empty if none does."""
+    roles = data.get("roles")
+    engine = roles.get("prefill_engine") if isinstance(roles, Mapping) else None
+    if not isinstance(engine, Mapping):
+        return ""
+    for key in _OF_THE_KV_KEY:
+        if key in engine:
+            return (
+                f"{key} is that of engine for all roles: replicas hand KV over only where model, context and KV type "
+                f"are equal - at `$.roles.prefill_engine.{key}`"
+            )
+    return ""

@@ -2,7 +2,8 @@
 
 Model (per replica; milliseconds):
     prefill(n)      = prefill_base_ms + prefill_ms_per_token * n            n = uncached prompt tokens
-    step(b)         = step_base_ms + step_ms_per_stream * b                 b = decoding streams
+    token(b)        = step_base_ms + step_ms_per_stream * b                 b = decoding streams
+    step(b)         = token(b) * tokens_per_step
 Decode is bound by memory bandwidth where the base (reading the weights once per step) dominates a step, and by
 compute where the part that grows with the batch does. Routing, diagnosis and simulation share this model.
 """
@@ -36,6 +37,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None = 1.0
 
     @property
+    def tokens_of_step(self) -> float:
+        """Tokens that a step gave a stream where steps were timed; where nobody counted the least there can be, 1."""
+        return self.tokens_per_step or 1.0
+
+    @property
     def idle_step_ms(self) -> float | None:
         """Milliseconds of a whole step of a stream that is alone, whatever drafts gave it; None is unknown."""
         return None if self.tokens_per_step is None else self.step_ms(1.0) * self.tokens_per_step
@@ -45,8 +51,18 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if tokens <= 0 else self.prefill_base_ms + self.prefill_ms_per_token * tokens
 
     def step_ms(self, batch: float) -> float:
-        """Predicted milliseconds of one decode step with `batch` streams."""
+        """Predicted milliseconds of a token of each of `batch` streams: of a step, where no drafts give it more."""
         return self.step_base_ms + self.step_ms_per_stream * max(1.0, batch)
+
+    def whole_step_ms(self, batch: float) -> float:
+        """Predicted milliseconds of one step with `batch` streams, whatever drafts give it; untold: a floor."""
+        return self.step_ms(batch) * self.tokens_of_step
+
+    def tpot_ms(self, batch: float, tokens_per_step: float | None) -> float:
+        """Predicted milliseconds of a token of a stream where a step gives it so many, None: as many as when timed."""
+        if not tokens_per_step or self.tokens_per_step is None:
+            return self.step_ms(batch)
+        return self.whole_step_ms(batch) / tokens_per_step
 
     def decode_ms(self, tokens: float, batch: float) -> float:
         """Predicted milliseconds to decode `tokens` output tokens in a batch of `batch` streams."""
@@ -57,7 +73,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
         Each chunk is a step, and every step has the base once: a prompt token has a chunk's share of it.
         """
-        moved = self.step_base_ms * (1.0 / other_tokens - 1.0 / measured_tokens)
+        moved = (
+            self.step_base_ms * self.tokens_of_step * (1.0 / other_tokens - 1.0 / measured_tokens)
+        )
         per_token = max(0.0, self.prefill_ms_per_token + moved)
         return msgspec.structs.replace(self, prefill_ms_per_token=per_token)
 

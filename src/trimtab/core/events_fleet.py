@@ -12,7 +12,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class ReplicaChanged(Event, frozen=True, kw_only=True, tag="replica_changed"):
-    """A replica moved to another state; `pid` and `url` as far as known."""
+    """A replica moved to another state; `pid`, `url` and `threads` as far as known."""
 
     replica: str
     state: ReplicaState
@@ -21,6 +21,7 @@ class ReplicaChanged(Event, frozen=True, kw_only=True, tag="replica_changed"):
     pid: int | None = None
     reason: str = ""
     role: Role = Role.MIXED
+    threads: int | None = None
 
 
 class RolesDecided(Event, frozen=True, kw_only=True, tag="roles_decided"):

@@ -311,7 +311,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What levers are assessed on: one diagnosis, the readings behind it, the measured costs, the fleet.
 
     `attached`: the replicas are servers of others, which trimtab can neither restart nor start. `prefill_replicas`: of
-    all, those that prefill for the others.
+    all, those that prefill for the others; `prefill_restarts`: whoever takes that role restarts with settings of its
+    own.
     """
 
     diagnosis: Diagnosis
@@ -329,6 +330,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()
     attached: bool = False
     prefill_replicas: int = 0
+    prefill_restarts: bool = False
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,13 +26,19 @@ def tell_roles(event: RolesDecided) -> str:
 
 
 def _ratio_words(made: RolesDecision, seen: RolesSeen | None) -> str:
-    """Say how near TTFT and TPOT are to their targets: what this tick saw, else what was decided by, as what it is."""
-    if seen is not None:
-        ttft = _ratio(seen.ttft_ms_p90, seen.ttft_target_ms)
-        tpot = _ratio(seen.tpot_ms_p90, seen.tpot_target_ms)
-        return f"P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets"
-    ttft, tpot = _ratio(made.ttft_ratio), _ratio(made.tpot_ratio)
-    return f"P90 of TTFT at {ttft} and of TPOT at {tpot} of their targets, mean over ticks, each counted up to 2"
+    """Say how near TTFT and TPOT are to their targets: what was decided by, and what this tick saw, each as what it is.
+
+    The mean is over the window's ticks: a tick alone may say the contrary of it.
+    """
+    words = (
+        f"P90 of TTFT at {_ratio(made.ttft_ratio)} and of TPOT at {_ratio(made.tpot_ratio)} of their targets, "
+        "mean over ticks, each counted up to 2"
+    )
+    if seen is None:
+        return words
+    ttft = _ratio(seen.ttft_ms_p90, seen.ttft_target_ms)
+    tpot = _ratio(seen.tpot_ms_p90, seen.tpot_target_ms)
+    return f"{words} (at this tick {ttft} and {tpot})"
 
 
 def _ratio(value: float | None, target: float = 1.0) -> str:
@@ -44,6 +50,8 @@ def _seen_words(seen: RolesSeen) -> str:
     words = [f"{seen.prefill} prefill and {seen.decode} others ready"]
     window = _in(seen.window_s)
     words.append(f"n={seen.samples}{window}")
+    if seen.in_flight is not None:
+        words.append(f"{seen.in_flight:.1f} requests under way on average")
     if seen.lost_share is not None:
         of = "" if seen.answers is None else f" (n={seen.answers}{_in(seen.work_window_s)})"
         words.append(f"answers lose {seen.lost_share:.0%} of their time to load{of}")

@@ -29,6 +29,7 @@ class RoleReason(StrEnum):
     LONG_PROMPTS_STALL = "long_prompts_stall"
     BOTH_NEED = "both_need"
     BOTH_LOW = "both_low"
+    LOW_TRAFFIC = "low_traffic"
     REST_TOO_BUSY = "rest_too_busy"
     FEW_LONG_PROMPTS = "few_long_prompts"
     LAST_OF_ITS_ROLE = "last_of_its_role"
@@ -49,7 +50,10 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What one tick sees. None is unknown and freezes; milliseconds are the P90 of requests that ended lately.
 
     `prefill`, `decode`: ready replicas of the role, mixed ones counted as decode; `moving`: changing role now.
-    `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since the last tick.
+    `kv_used_share`: mean of the decode side, 0 to 1; `preemptions`: of the decode side since it was last looked at;
+    `looks`: how often that was within the window, `looks_preempted`: how often of these it had preempted.
+    `requests`: that gave a first token, ended or failed within the window; `in_flight`: requests on all replicas, those
+    that wait counted, mean over the window's ticks.
     `local_work`, `ahead_work`: replicas that long prompts kept at work lately, on the decode side and sent ahead.
     `lost_share`: part of an answer's time, mean over answers, that goes by beyond what a stream alone would take for
     as many steps; `lost_unknown`: why it is None; `tokens_per_step`: mean over the same answers, None is unknown.
@@ -81,6 +85,10 @@ class RolesSeen(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float | None = None
     work_window_s: float | None = None
     answers: int | None = None
+    looks: int = 0
+    looks_preempted: int = 0
+    requests: int = 0
+    in_flight: float | None = None
 
 
 class RolesDecision(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,7 +185,7 @@ def _decode(readings: Readings, causes: Causes | None, cost: CostModel | None) -
         bandwidth = read > BANDWIDTH_MIN_SHARE
         resource = Resource.MEMORY_BANDWIDTH if bandwidth else Resource.COMPUTE
         because = (
-            f"at batch {batch:.1f} {read:.0%} of a step ({cost.step_ms(batch):.1f} ms) does not grow with "
+            f"at batch {batch:.1f} {read:.0%} of a step ({cost.whole_step_ms(batch):.1f} ms) does not grow with "
             f"the batch: {'reading weights' if bandwidth else 'work per stream'} dominates"
         )
     return _finding(

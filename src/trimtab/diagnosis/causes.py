@@ -77,5 +77,5 @@ def stalled_part(readings: Readings, cost: CostModel | None) -> float:
     batch = readings.value(Name.DECODE_BATCH_MEAN)
     if cost is None or beside is None or batch is None or not observed:
         return 0.0
-    predicted = cost.step_ms(batch) / (readings.value(Name.ACCEPTED_PER_STEP) or 1.0)
+    predicted = cost.tpot_ms(batch, readings.value(Name.ACCEPTED_PER_STEP))
     return min(beside, max(0.0, 1.0 - predicted / observed))

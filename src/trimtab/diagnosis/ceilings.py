@@ -25,7 +25,7 @@ def ceilings_of(
         Technique.SPECULATION: _speculation(readings, causes, speculation),
         Technique.QUANTIZATION: _quantization(readings, causes, cost),
         Technique.PREFILL_CHUNKING: _chunking(causes),
-        Technique.DISAGGREGATION: _disaggregation(causes),
+        Technique.DISAGGREGATION: _disaggregation(readings, causes),
         Technique.PARALLEL_LAYOUT: _layout(causes, fleet),
         Technique.REPLICAS: _replicas(causes),
     }
@@ -109,11 +109,21 @@ def _chunking(causes: Causes) -> Found:
     )
 
 
-def _disaggregation(causes: Causes) -> Found:
+def _disaggregation(readings: Readings, causes: Causes) -> Found:
+    """Return the stall of prompts that could travel: by the share of uncached tokens that are theirs."""
+    long = readings.value(Name.LONG_UNCACHED_SHARE)
     share = causes.stalled_decode
-    return share, (
+    text = (
         f"prefill and decode on different replicas would end the {share:.1%} of request time "
         "that prefills stall decode, before any cost of transfer"
+    )
+    if long is None:
+        return (
+            share,
+            f"{text}; how many of them are long enough to be computed elsewhere is unknown",
+        )
+    return share * long, (
+        f"{text}, as far as prompts are long enough to be computed elsewhere: {long:.0%} of uncached tokens are of such"
     )
 
 

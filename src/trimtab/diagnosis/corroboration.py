@@ -174,7 +174,7 @@ def _step_cost(readings: Readings, cost: CostModel | None) -> Checked:
     batch = readings.value(Name.DECODE_BATCH_MEAN)
     if cost is None or batch is None or not observed:
         return None
-    predicted = cost.step_ms(batch) / (readings.value(Name.ACCEPTED_PER_STEP) or 1.0)
+    predicted = cost.tpot_ms(batch, readings.value(Name.ACCEPTED_PER_STEP))
     own = observed * (1.0 - stalled_part(readings, cost))
     ratio = own / predicted if predicted > 0 else float("inf")
     agrees = 1.0 / COST_AGREES_WITHIN < ratio < COST_AGREES_WITHIN

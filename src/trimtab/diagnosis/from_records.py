@@ -35,15 +35,16 @@ def readings_from_records(
     """Turn request records into readings; failed and aborted requests count only as such.
 
     Shares are 0 to 1, latencies milliseconds, sums in tokens. Intervals are over ten blocks of the window.
-    What the records do not say is `Unknown` with the reason. With `fleet` the wait for slots and the
-    part of the window in which a replica was busy can be told too.
+    What the records do not say is `Unknown` with the reason. With `fleet` the wait for slots, the part of the window
+    in which a replica was busy and which prompts are long can be told too.
     """
     tally = Tally(window=window, source="request records", id_prefix=id_prefix)
     good = [record for record in records if record.ok]
     _add_outcomes(tally, records, good)
     _add_phases(tally, good, window)
     _add_latencies(tally, good, window)
-    add_tokens(tally, good, window)
+    travel_tokens = None if fleet is None else fleet.travel_tokens
+    add_tokens(tally, good, window, travel_tokens=travel_tokens)
     add_costs(tally, good)
     _add_batches(tally, good)
     add_drafts(tally, good)

@@ -36,6 +36,7 @@ class Name(StrEnum):
     OUTPUT_TOKENS = "output_tokens"
     DELIVERED_TOKENS = "delivered_tokens"
     DELIVERED_SHARE = "delivered_share"
+    LONG_UNCACHED_SHARE = "long_uncached_share"
     PREDICTED_TOKENS = "predicted_tokens"
     CAPTURED_TOKENS = "captured_tokens"
     DELIVERED_OVER_PREDICTED = "delivered_over_predicted"
@@ -94,14 +95,18 @@ TPOT_MS_BY_BATCH = "tpot_ms_batch"
 class FleetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a fleet without measuring it. Slots, context and threads are per replica.
 
-    `memory_available_bytes`: what all replicas may use together; None is unknown.
+    Slots are those of replicas that decode; threads are a mean, as roles may have their own.
+
+    `memory_available_bytes`: what all replicas may use together; `travel_tokens`: uncached tokens above which a prompt
+    may be computed on another replica. None is unknown.
     """
 
     replicas: int
     slots: int
     context_tokens: int
-    threads: int = 1
+    threads: float = 1.0
     memory_available_bytes: int | None = None
+    travel_tokens: int | None = None
 
 
 def labels_in(readings: Readings) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ A measured cost model goes before the roofline, which knows peaks only and is a 
 
 import msgspec
 
+from trimtab.core.cost import CostModel
 from trimtab.core.evidence import Readings
 from trimtab.diagnosis.roofline import decode_work, floors_of, prefill_work
 from trimtab.diagnosis.served_facts import ServedFacts
@@ -108,12 +109,19 @@ def context_of(readings: Readings) -> float | None:
     return prompt + 0.5 * (readings.value(ServedName.OUTPUT_LENGTH_MEAN) or 0.0)
 
 
+def _timed_ms(cost: CostModel, batch: float, readings: Readings) -> float:
+    """Return a whole step by timed tokens; what steps gave when nobody counted is taken to be what they give now."""
+    if cost.tokens_per_step is None:
+        return cost.step_ms(batch) * tokens_per_step_of(readings)
+    return cost.whole_step_ms(batch)
+
+
 def _step(readings: Readings, facts: ServedFacts, batch: float | None) -> _StepCost | str:
     if facts.cost is not None:
         return _StepCost(
             source=f"measured ({facts.cost.source})",
             prefill_ms_per_token=facts.cost.prefill_ms_per_token,
-            step_ms=None if batch is None else facts.cost.step_ms(batch),
+            step_ms=None if batch is None else _timed_ms(facts.cost, batch, readings),
             bandwidth_part=None if batch is None else facts.cost.bandwidth_share_of_step(batch),
             weights_part=None if batch is None else facts.cost.bandwidth_share_of_step(batch),
             measured=True,

@@ -3,6 +3,7 @@
 Laws: posting that takes half of a transfer means too many descriptors; a socket transport far below the link is the
 wrong one; a first transfer far slower than later ones is set-up; only what runs near the link is bound by it. Remote
 prefill is right where wait, hop and transfer together take less than the stall they save the streams that decode.
+What the decode server had must be what was moved, but for the token that it computes anyway and less than a block.
 Blocks that failed hand-offs keep: rate * blocks each * time held, against the pool.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from trimtab.core.evidence import Evidence, Readings
+from trimtab.core.handover import shortfall
 from trimtab.diagnosis.served_advice import Answer, Judgement, Subject
 from trimtab.diagnosis.served_facts import HandOffFacts, ServedFacts, TransferFacts
 from trimtab.diagnosis.served_names import ServedName, high_of
@@ -36,7 +38,9 @@ CHUNK_TOKENS = 2048
 WAIT_MAX_MS = 5000.0
 """Beyond this wait nothing goes to a remote prefill, whatever it would save others."""
 
-DELIVERED_PART = 0.5
+BLOCK_TOKENS = 16
+"""A block of KV where nobody tells its size: servers count what they reused in whole blocks."""
+
 TAKEN_MIN_SHARE = 0.01
 """Short prompts that are never moved count as looked up too: only next to nothing means that nothing arrived."""
 
@@ -51,7 +55,7 @@ def transfer_judgements(readings: Readings, facts: ServedFacts) -> Iterator[Judg
         yield msgspec.structs.replace(found, because=because)
     hand = facts.hand_off or HandOffFacts()
     if hand.transfer_failed is not None or hand.moved_tokens is not None:
-        yield _outcome(hand)
+        yield _outcome(hand, facts)
     elif moved is not None:
         yield from _arrived(readings)
     if hand.uncached_tokens is not None or hand.prefill_queue_ms is not None:
@@ -66,8 +70,7 @@ def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) ->
     Hand-offs that expired kept their blocks for sure; where nobody counts those, the ones that failed may have. The
     pool is the engine's capacity, and each keeps the blocks of a mean prompt.
     """
-    size = facts.effective.get("block_size", "")
-    block = float(size) if size.isascii() and size.isdigit() and 0 < len(size) < 6 else 1.0
+    block = _block_tokens(facts) or 1
     failed = readings.value(ServedName.TRANSFERS_EXPIRED_PER_S)
     if failed is None:
         failed = readings.value(ServedName.TRANSFER_FAILURES_PER_S)
@@ -75,11 +78,18 @@ def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) ->
     pool = readings.value(ServedName.KV_CAPACITY_TOKENS)
     told = {
         "failed_per_min": None if failed is None else 60.0 * failed,
-        "blocks_each": None if prompt is None else math.ceil(prompt / max(1.0, block)),
-        "blocks_pool": None if pool is None else pool / max(1.0, block),
+        "blocks_each": None if prompt is None else math.ceil(prompt / block),
+        "blocks_pool": None if pool is None else pool / block,
     }
     left_out = {name: value for name, value in told.items() if getattr(hand, name) is None}
     return msgspec.structs.replace(hand, **left_out)
+
+
+def _block_tokens(facts: ServedFacts) -> int | None:
+    """Return the tokens of a block of KV as the server says, None if it does not."""
+    size = facts.effective.get("block_size", "")
+    told = int(size) if size.isascii() and size.isdigit() and 0 < len(size) < 6 else 0
+    return told or None
 
 
 def _arrived(readings: Readings) -> Iterator[Judgement]:
@@ -245,7 +255,7 @@ def _descriptors(
     )
 
 
-def _outcome(hand: HandOffFacts) -> Judgement:
+def _outcome(hand: HandOffFacts, facts: ServedFacts) -> Judgement:
     subject = Subject.HAND_OFF
     if hand.transfer_failed:
         tokens = hand.uncached_tokens if hand.uncached_tokens is not None else hand.prompt_tokens
@@ -276,7 +286,12 @@ def _outcome(hand: HandOffFacts) -> Judgement:
             because="a status of 200 does not say that the KV arrived",
             would_tell="cached tokens of the prompt at the decode server",
         )
-    arrived = hand.cached_on_decode >= DELIVERED_PART * hand.moved_tokens
+    missing = shortfall(
+        sent=hand.moved_tokens,
+        prompt_tokens=hand.moved_tokens if hand.prompt_tokens is None else hand.prompt_tokens,
+        delivered=hand.cached_on_decode,
+    )
+    arrived = missing is not None and missing < (_block_tokens(facts) or BLOCK_TOKENS)
     return Judgement(
         subject=subject,
         answer=Answer.DELIVERED if arrived else Answer.FAILED_TRANSFER,

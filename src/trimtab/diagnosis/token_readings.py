@@ -10,8 +10,17 @@ from trimtab.diagnosis.names import Name, PerLabel
 from trimtab.diagnosis.tally import Tally, block_of, share_of
 
 
-def add_tokens(tally: Tally, good: Sequence[RequestRecord], window: Window) -> None:
-    """Add prompt, computed, delivered, predicted, captured, lost and output tokens."""
+def add_tokens(
+    tally: Tally,
+    good: Sequence[RequestRecord],
+    window: Window,
+    *,
+    travel_tokens: int | None = None,
+) -> None:
+    """Add prompt, computed, delivered, predicted, captured, lost and output tokens.
+
+    `travel_tokens`: uncached tokens above which a prompt is long; None: nobody says which are.
+    """
     told = [r for r in good if r.tokens.prompt is not None and r.tokens.delivered is not None]
     reason = "no engine report says how many prompt tokens were reused"
     prompt = sum(record.tokens.prompt or 0 for record in told)
@@ -30,7 +39,33 @@ def add_tokens(tally: Tally, good: Sequence[RequestRecord], window: Window) -> N
         tally.add(Name.OUTPUT_TOKENS, sum(output), "tokens", samples=len(output))
     else:
         tally.unknown(Name.OUTPUT_TOKENS, "no output token count is known")
+    _add_long(tally, good, travel_tokens)
     _add_index_tokens(tally, told, window)
+
+
+def _add_long(tally: Tally, good: Sequence[RequestRecord], travel_tokens: int | None) -> None:
+    """Add the share of uncached tokens that are of prompts long enough to be computed on another replica."""
+    if travel_tokens is None:
+        tally.unknown(
+            Name.LONG_UNCACHED_SHARE, "from how many tokens on a prompt is long is unknown"
+        )
+        return
+    each = [tokens for record in good if (tokens := _uncached(record)) is not None]
+    tally.ratio(
+        Name.LONG_UNCACHED_SHARE,
+        sum(tokens for tokens in each if tokens > travel_tokens),
+        sum(each),
+        "share",
+        samples=len(each),
+        reason="no engine report says how many prompt tokens were computed",
+    )
+
+
+def _uncached(record: RequestRecord) -> int | None:
+    """Return the prompt tokens that somebody computed: of one that was sent ahead, what the prefill side did."""
+    if record.prefill_replica is None:
+        return record.tokens.computed
+    return record.tokens.prompt if record.tokens.ahead is None else record.tokens.ahead
 
 
 def _add_index_tokens(tally: Tally, told: Sequence[RequestRecord], window: Window) -> None:

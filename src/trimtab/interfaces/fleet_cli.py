@@ -67,7 +67,8 @@ def remove(replica: str, url: str, force: bool, as_json: bool) -> None:
 def role(replica: str, role: str, url: str, as_json: bool) -> None:
     """Let REPLICA prefill for the others (prefill), or take whole requests again (mixed or decode).
 
-    It drains and waits for its hand-overs first. While a lever is proven roles stay.
+    It drains and waits for its hand-overs first, and restarts where roles.prefill_engine gives the role settings of
+    its own. While a lever is proven roles stay.
 
     Exit codes: 0 done, 1 refused or it did not drain (it serves on as before), 2 usage.
     """
@@ -77,7 +78,8 @@ def role(replica: str, role: str, url: str, as_json: bool) -> None:
         click.echo(msgspec.json.encode(done).decode())
         return
     roles = ", ".join(f"{name} {each.value}" for name, each in done.roles.items())
-    click.echo(f"{done.replica} serves as {done.role.value} now; roles: {roles}")
+    own = f", restarted with {done.restarted_with}" if done.restarted_with else ""
+    click.echo(f"{done.replica} serves as {done.role.value} now{own}; roles: {roles}")
 
 
 def _print(url: str, asked: Asked, *, as_json: bool) -> None:

@@ -114,7 +114,8 @@ def model_of(text: str, precision: str | None) -> ModelShape:
     """Return a model at the precisions asked for; raises `PlanInputError`, `SourceError`."""
     if not Path(text).exists() and find_model_shape(text) is None:
         near = nearest_names(text, known_names()) or tuple(known_names())
-        raise PlanInputError("model", f"{text!r} is no file and no known model", near)
+        what = f"{text!r} is no file and no known model (none is fetched; a config.json or its folder also tells)"
+        raise PlanInputError("model", what, near)
     shape = read_model(text)
     return shape if precision is None else with_precision(shape, precision)
 

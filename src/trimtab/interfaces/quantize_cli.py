@@ -63,10 +63,12 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
 @click.argument("model", required=False, default="")
 @click.option(
     "--engine",
-    type=click.Choice(list(WalkEngine)),
-    default=WalkEngine.LLAMACPP,
+    # By their values: of members click takes the names.
+    type=click.Choice([each.value for each in WalkEngine]),
+    default=WalkEngine.LLAMACPP.value,
     show_default=True,
-    help="Whose ladder: llamacpp walks a GGUF file, vllm a folder with config.json and safetensors.",
+    help="Whose ladder: llamacpp walks a GGUF file, vllm a folder with config.json and safetensors, which SGLang "
+    "serves too.",
 )
 @click.option(
     "--ignore",
@@ -136,7 +138,11 @@ class _NamedText(click.ParamType[tuple[str, Path]]):
     help="Seeded runs of sampled items by every arm; the original's tell the noise floor.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(2, 100), default=4, show_default=True, help="Of speed."
+    "--rounds",
+    type=click.IntRange(2, 100),
+    default=4,
+    show_default=True,
+    help="Rounds of speed, original and rung in turn; more of them tell smaller differences.",
 )
 @click.option(
     "--kv",

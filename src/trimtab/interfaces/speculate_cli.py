@@ -21,7 +21,7 @@ from trimtab.interfaces.trial import (
     tried,
 )
 from trimtab.runtime.sources import standard_library
-from trimtab.runtime.speculate import Speculator
+from trimtab.runtime.speculate import Speculator, check_given
 from trimtab.runtime.speculate_ask import BATCHES, DEPTHS, TEMPERATURES, SpeculateAsk
 from trimtab.workloads.base import WorkloadError
 from trimtab.workloads.draft_samples import DraftSample, read_samples, standard_samples
@@ -98,7 +98,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     type=click.IntRange(2, 100),
     default=3,
     show_default=True,
-    help="Of every measurement.",
+    help="Rounds of every measurement; more of them narrow the intervals, and only what these show is recommended.",
 )
 @click.option(
     "--loop-s",
@@ -127,8 +127,9 @@ def speculate_command(report: Path, as_json: bool, **asked: Any) -> None:
 
     Answers are recorded without drafts, and what every depth would have drafted over them is counted. What a step costs
     by batch and depth is measured apart; both together predict every depth at every batch, and then each is measured
-    beside no drafts at all. Requests that gain nothing, and answers bound to a schema that would not stay valid, are
-    left out. The answer is written as a lever record to propose.
+    beside no drafts at all. Of the depths whose gain the rounds show, the shallowest that no other is shown to beat is
+    taken; where none is shown, nothing is drafted. Requests that gain nothing, and answers bound to a schema that would
+    not stay valid, are left out. The answer is written as a lever record to propose.
 
     \b
     Examples:
@@ -161,11 +162,12 @@ def _ask_of(
     loop_s: float,
     config_path: Path | None,
 ) -> SpeculateAsk:
-    """Read the files that the options name; raises `ConfigError`, `WorkloadError`, `SourcesError`."""
+    """Read the files that the options name; raises `ConfigError`, `LaunchError`, `WorkloadError`, `SourcesError`."""
     config = read_config(config_path) if config_path else Config()
     engine = config.engine
     if model:
         engine = msgspec.structs.replace(engine, model=model)
+    check_given(engine.model)
     return SpeculateAsk(
         engine=engine,
         samples=_samples(requests_file, samples),

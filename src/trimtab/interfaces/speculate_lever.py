@@ -6,7 +6,7 @@ from trimtab.core.cuts import Dimension
 from trimtab.core.lever import TriggerSpec
 from trimtab.core.types import Constraint
 from trimtab.interfaces.toml_text import toml_comment, toml_text
-from trimtab.levers.speculation_found import Pays, Speculated
+from trimtab.levers.speculation_found import Pays, Speculated, equal_words
 from trimtab.levers.speculation_record import triggers_of
 from trimtab.workloads.draft_samples import UNLABELLED
 
@@ -93,15 +93,16 @@ def lever_record(found: Speculated) -> str | None:
 
 def _premise(found: Speculated) -> str:
     ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in found.table.ratios())
+    equals = f"; of the measured depths {equal_words(found.choice)}" if found.choice.equals else ""
     return (
         f"aggregate throughput with drafts of up to {found.speculation.draft_tokens_max} tokens on "
-        f"{found.judged_label}, measured: {ratios}; break-even by the fit of predicted step times and measured "
-        f"intervals: {found.plan.alone.told}"
+        f"{found.judged_label}, measured: {ratios}{equals}; its gain is shown up to {off_at(found):.1f} streams, "
+        f"break-even by the fit of predicted step times and measured intervals: {found.plan.alone.told}"
     )
 
 
 def off_at(found: Speculated) -> float:
-    """Return the batch above which the record's depth goes off: its break-even, or the largest batch measured."""
+    """Return the batch above which the record's depth goes off: its gain is shown that far, or no more measured."""
     return found.plan.alone.off_at
 
 

@@ -50,7 +50,14 @@ DEPTH_HEADS: Final = (
     "by position",
     "coverage",
 )
-CHOICE_HEADS: Final = ("streams", "depth", "best measured", "gives less by", "verdict")
+CHOICE_HEADS: Final = (
+    "streams",
+    "depth",
+    "not shown to give more",
+    "best measured",
+    "gives less by",
+    "verdict",
+)
 STEP_HEADS: Final = ("streams", "no drafts ms", "off inside the engine", "with drafts ms (drafted)")
 
 
@@ -128,6 +135,7 @@ def choice_rows(found: Speculated) -> list[tuple[str, ...]]:
         (
             str(one.batch),
             str(one.depth) if one.depth else "none",
+            ", ".join(map(str, one.equals)),
             str(one.best_measured) if one.best_measured else "none",
             f"{one.loss:.1%}",
             "\u2713 holds" if one.holds else "\u2715 does not",
@@ -174,8 +182,9 @@ def summary_words(found: Speculated) -> tuple[str, ...]:
     return (
         speculation_words(found.speculation),
         f"break-even {found.plan.break_even.told}; of drafts of {found.speculation.draft_tokens_max} tokens at every "
-        f"batch {found.plan.alone.told}",
-        f"depth by batch: {depths}; as rows of from, to, depth: {rows}",
+        f"batch {found.plan.alone.told}, their gain is shown up to {found.plan.alone.off_at:g}",
+        "depth by batch, of those whose gain over no drafts is shown the shallowest that no other is shown to beat: "
+        f"{depths}; as rows of from, to, depth: {rows}",
         f"predicted within 15%: {inside} of {points} points",
         schema,
         f"drafted over the same answers: {found.rule_drafted:,} by the rule that predictions rest on, "

@@ -4,6 +4,10 @@ The last replica prefills for the others; each prompt goes there only where that
 (`policies.local_prefill`). It is compared by switchback on the same replicas: in the baseline's blocks all of them
 serve whole requests, so the hardware is the same in both arms.
 
+What stalls decode is relieved as far as the prompts are long enough to travel: by the share of uncached tokens that
+are of such prompts. It is open once the smaller chunk, which is narrower, is not: tried, or out of the choice by what
+was measured.
+
 Failure modes: few long prompts leave the prefill replica idle; a slow link costs more than the interference; whatever
 the decode side lacks in slots shows as a queue.
 
@@ -14,6 +18,7 @@ from typing import Final
 
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.cuts import TOKEN_EDGES, Cut, Dimension
+from trimtab.core.findings import Ceiling
 from trimtab.core.gate import GateSpec, Metric, Question, Statistic
 from trimtab.core.lever import (
     Actuation,
@@ -34,11 +39,8 @@ from trimtab.core.lever import (
 from trimtab.core.types import Budget, Phase, Resource, RolloutState, Technique
 from trimtab.diagnosis.causes import split_causes
 from trimtab.diagnosis.names import Name
-from trimtab.levers.prefill_chunking import (
-    CHUNK_GAP_GAIN_MARGIN,
-    CHUNK_MIN,
-    SmallerPrefillChunk,
-)
+from trimtab.levers.choice import why_not
+from trimtab.levers.prefill_chunking import CHUNK_GAP_GAIN_MARGIN, SmallerPrefillChunk
 from trimtab.levers.shape import (
     EXPIRES_AFTER_S,
     QUALITY_GATE,
@@ -57,6 +59,9 @@ from trimtab.rollout.defaults import (
 STALLED_MIN_SHARE: Final = 0.10
 BUSY_MIN_SHARE: Final = 0.40
 """Below this busy share roles of their own would leave replicas idle."""
+
+LONG_MIN_SHARE: Final = 0.30
+"""Share of uncached tokens in prompts that may travel, below which a prefill replica would have little to do."""
 
 RELIEVED_PART: Final = (0.3, 0.6, 1.0)
 """Part of the stall that goes with the prompts sent ahead: low, expected, high. Short prompts stay."""
@@ -85,17 +90,21 @@ class SplitRoles:
     name = "split_prefill_and_decode"
 
     def assess(self, situation: Situation) -> Assessment:
-        """Premise: prefills stall decode for a good part of request time, under steady load, whatever the chunk."""
+        """Premise: long prompts that stall decode for a good part of request time, under steady load."""
         causes = split_causes(situation.readings, situation.cost)
         busy = situation.readings.value(Name.BUSY_SHARE)
         stalled = None if causes is None else causes.stalled_decode
+        long = situation.readings.value(Name.LONG_UNCACHED_SHARE)
         holds = (
             stalled is not None
             and busy is not None
+            and long is not None
+            and long >= LONG_MIN_SHARE
             and stalled >= STALLED_MIN_SHARE
             and busy >= BUSY_MIN_SHARE
         )
-        status = status_of(self.name, situation) or _not_here(situation)
+        narrower = _why_not_narrower(situation)
+        status = status_of(self.name, situation) or _not_here(situation, narrower)
         ceiling = situation.diagnosis.ceiling(Technique.DISAGGREGATION)
         return Assessment(
             lever=self.name,
@@ -103,14 +112,15 @@ class SplitRoles:
             premise=(
                 f"prefills stall decode for {'unknown' if stalled is None else f'{stalled:.1%}'} of request time "
                 f"(needs {STALLED_MIN_SHARE:.0%}); replicas are busy {quote(situation, Name.BUSY_SHARE)} "
-                f"(needs {BUSY_MIN_SHARE:.0%})"
+                f"(needs {BUSY_MIN_SHARE:.0%}); uncached tokens in prompts that may travel: "
+                f"{quote(situation, Name.LONG_UNCACHED_SHARE)} (needs {LONG_MIN_SHARE:.0%})"
             ),
             premise_holds=holds,
-            gain_share=None if stalled is None else RELIEVED_PART[1] * stalled,
+            gain_share=_gain(stalled, long),
             moves=_moves(situation),
             narrowness=_NARROWNESS,
             available=not status,
-            because=status or ("" if ceiling is None else ceiling.because),
+            because=status or _because(ceiling, narrower),
         )
 
     def propose(self, situation: Situation, assessment: Assessment, because: str) -> LeverRecord:
@@ -129,6 +139,7 @@ class SplitRoles:
                     Name.DECODE_MS_PER_TOKEN,
                     Name.DECODE_BATCH_MEAN,
                     Name.COMPUTED_TOKENS,
+                    Name.LONG_UNCACHED_SHARE,
                     Name.BUSY_SHARE,
                 ),
             ),
@@ -164,17 +175,41 @@ class SplitRoles:
         return check_record(record)
 
 
-def _not_here(situation: Situation) -> str:
-    """Return why the lever is not open: hardware, or a narrower lever that was not tried."""
+def _why_not_narrower(situation: Situation) -> str:
+    """Return why the smaller chunk is out of the choice here, empty while it may still be chosen."""
+    said = SmallerPrefillChunk().assess(situation)
+    status = status_of(said.lever, situation)
+    if not status and not said.premise_holds:
+        return f"its premise does not hold: {said.premise}"
+    return status or why_not(said, situation.diagnosis.budgets)
+
+
+def _not_here(situation: Situation, narrower: str) -> str:
+    """Return why the lever is not open: hardware, or a narrower lever that is. `narrower`: why that one is not."""
     if situation.replicas < 2:
         return "with one replica nobody would be left to decode"
     if situation.prefill_replicas:
         return f"{situation.prefill_replicas} replicas prefill for the others already"
-    narrower = SmallerPrefillChunk.name
-    tried = narrower in situation.adopted or narrower in situation.refused
-    if not tried and situation.revision.chunk_tokens >= 2 * CHUNK_MIN:
-        return f"{narrower} is narrower and was not tried: roles are for what it leaves"
+    if situation.prefill_restarts:
+        return (
+            "roles.prefill_engine gives replicas that prefill settings of their own: in the baseline's blocks one "
+            "would serve whole requests with them, and be no baseline; give the role by hand (trimtab fleet role)"
+        )
+    if not narrower:
+        return f"{SmallerPrefillChunk.name} is narrower and was not tried: roles are for what it leaves"
     return ""
+
+
+def _because(ceiling: Ceiling | None, narrower: str) -> str:
+    """Say what could be gained at most, and why the narrower lever does not come first."""
+    told = "" if ceiling is None else f"{ceiling.because}; "
+    return f"{told}{SmallerPrefillChunk.name} is not open: {narrower}"
+
+
+def _gain(stalled: float | None, long: float | None) -> float | None:
+    if stalled is None or long is None:
+        return None
+    return min(RELIEVED_PART[1], long) * stalled
 
 
 def _moves(situation: Situation) -> tuple[BudgetMove, ...]:

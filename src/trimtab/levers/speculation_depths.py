@@ -1,27 +1,34 @@
-"""How deep to draft at which batch, and from which batch on not at all: both from one fit, so they never disagree.
+"""How deep to draft at which batch, and from which batch on not at all: both from the same intervals, so they agree.
 
 Law, of aggregate tokens per second at equal batch:
 
-    gain(batch, k)  predicted with drafts of k tokens over predicted without; where the measured 95% interval of the
-                    same batch and depth excludes it, the nearer end of that interval
-    best(batch)     the largest gain over the depths; of equals the shallowest
-    break-even      where best(batch), on straight lines between the batches, first falls to 1
-    depth(batch)    that of best(batch) below the break-even, 0 from there on
+    gain(batch, k)   predicted with drafts of k tokens over predicted without; where the measured 95% interval of the
+                     same batch and depth excludes it, the nearer end of that interval
+    shown(batch)     the depths whose measured interval over no drafts lies above 1
+    choice(batch)    of shown(batch), those that no other of it beats: none whose interval over them, of the differences
+                     round by round, lies above 1. Of these the shallowest. Nothing shown: no drafts
+    break-even       where the largest gain over the depths, on straight lines between the batches, first falls to 1;
+                     each end of its range is where the largest of the same ends of the intervals does
+    depth(batch)     choice(batch) below the lower end of the break-even, 0 from there on
 
-Each end of the break-even is where the same end of the measured intervals falls to 1. A gain that comes back above the
-break-even is not used: what was lost below it would have to be crossed.
+So a depth wins neither by noise (a wide interval has the largest mean soonest) nor by being the deepest of equals:
+drafts cost verification, memory and lumpy output, so more of them must show that they give more. A gain that comes back
+above a batch where none is shown is not used: that batch would have to be crossed.
 
-Failure modes: few rounds give wide intervals, which correct no prediction; then the range is wide and says so.
+Failure modes: few rounds give wide intervals, which show nothing; then nothing is drafted and the range is wide and
+says so. Each comparison holds at 95% for itself: of many depths one may look better by chance, and the rollout is the
+proof.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from trimtab.core.cost import first_loss
 from trimtab.policies.speculation_model import BreakEven, MeasuredRatio, break_even
-from trimtab.quality.ladder import Ratio
+from trimtab.quality.ladder import Ratio, ratio_of
 
 CHOICE_LOSS_MAX: Final = 0.05
 """How much less than the best measured depth the chosen one may give."""
@@ -32,7 +39,8 @@ BATCH_MAX: Final = 256
 class PointFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One batch and depth: predicted and measured milliseconds a token of a stream, and the ratio to no drafts.
 
-    `tokens_per_s`: measured with drafts over without, all streams together, paired by round.
+    `tokens_per_s`: measured with drafts over without, all streams together, paired by round. `rounds`: tokens per
+    second of each round, in their order, so that depths can be paired with each other.
     """
 
     batch: int
@@ -40,6 +48,7 @@ class PointFigures(msgspec.Struct, frozen=True, kw_only=True):
     predicted_tpot_ms: float
     measured_tpot_ms: float
     tokens_per_s: Ratio | None
+    rounds: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
@@ -53,21 +62,29 @@ class PointFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DepthChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The depth for one batch, the best measured one, and how much less than that it gives."""
+    """The depth for one batch, the best measured one, and how much less than that it gives.
+
+    `equals`: deeper ones whose gain is shown too and that are not shown to give more than `depth`.
+    """
 
     batch: int
     depth: int
     best_measured: int
     loss: float
     holds: bool
+    equals: tuple[int, ...] = ()
 
 
 class DepthPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The depth by batch, where every depth stops to pay, and where one depth does that a replica runs alone."""
+    """The depth by batch, where every depth stops to pay, and where one depth does that a replica runs alone.
+
+    `shown_to`: the largest batch up to which the gain of the last choice is shown; 0 without any.
+    """
 
     choices: tuple[DepthChoice, ...]
     break_even: BreakEven
     alone: BreakEven
+    shown_to: int = 0
 
 
 def gains_of(points: Sequence[PointFigures], batch: int) -> dict[int, MeasuredRatio]:
@@ -90,9 +107,44 @@ def _gain(predicted: float, point: PointFigures) -> MeasuredRatio:
 
 
 def best_drafting(points: Sequence[PointFigures], batch: int) -> int:
-    """Return the depth of most gain at a batch, 0 not among them; of equals the shallowest."""
-    gains = gains_of(points, batch)
-    return max(gains, key=lambda depth: (gains[depth].ratio, -depth))
+    """Return the depth to draft at a batch, were anything drafted: by `choice` above; 0 is not among the depths.
+
+    Where no gain is shown, the shallowest that no other is shown to beat.
+    """
+    depths = [one for one in points if one.batch == batch and one.depth]
+    return _unbeaten([one for one in depths if _is_shown(one)] or depths)[0].depth
+
+
+def _is_shown(point: PointFigures) -> bool:
+    """Say whether a depth gives more than no drafts beyond noise."""
+    low = bound(point.tokens_per_s, low=True)
+    return low is not None and low > 1.0
+
+
+def _unbeaten(depths: Sequence[PointFigures]) -> list[PointFigures]:
+    """Return those that no other is shown to beat, the shallowest first; never none of some.
+
+    Whoever is beaten has a lower mean over the same rounds than whoever beats it, so there is no ring.
+    """
+    return sorted(
+        (one for one in depths if not any(_beats(other, one) for other in depths)),
+        key=lambda one: one.depth,
+    )
+
+
+def _beats(one: PointFigures, other: PointFigures) -> bool:
+    """Say whether a depth is shown to give more tokens per second than another one at the same batch.
+
+    By the interval of their ratio over the rounds, which no noise widens that was on both; of figures without rounds by
+    the two gains over no drafts, apart from each other.
+    """
+    if len(one.rounds) == len(other.rounds) > 1:
+        low = bound(ratio_of(other.rounds, one.rounds), low=True)
+        return low is not None and low > 1.0
+    lower, upper = bound(one.tokens_per_s, low=True), bound(other.tokens_per_s, low=False)
+    # No drafts have the gain 1 over no drafts exactly.
+    lower, upper = (1.0 if not one.depth else lower), (1.0 if not other.depth else upper)
+    return lower is not None and upper is not None and lower > upper
 
 
 def plan_depths(points: Sequence[PointFigures], alone: int) -> DepthPlan:
@@ -102,43 +154,74 @@ def plan_depths(points: Sequence[PointFigures], alone: int) -> DepthPlan:
     """
     batches = sorted({one.batch for one in points})
     gains = {batch: gains_of(points, batch) for batch in batches}
-    best = {batch: best_drafting(points, batch) for batch in batches}
-    even = break_even([gains[batch][best[batch]] for batch in batches])
+    even = break_even([_largest(gains[batch]) for batch in batches])
+    choices = tuple(
+        _choice(
+            [one for one in points if one.batch == batch],
+            best_drafting(points, batch) if even.low is None or batch < even.low else 0,
+        )
+        for batch in batches
+    )
     return DepthPlan(
-        choices=tuple(
-            _choice(
-                [one for one in points if one.batch == batch],
-                best[batch] if even.batch is None or batch < even.batch else 0,
-            )
-            for batch in batches
-        ),
+        choices=choices,
         break_even=even,
         alone=break_even([gains[batch][alone] for batch in batches]),
+        shown_to=_shown_to(choices, gains),
     )
+
+
+def _largest(gains: Mapping[int, MeasuredRatio]) -> MeasuredRatio:
+    """Return what the depths of a batch give at most: the largest gain, and the largest of each end.
+
+    An end is unknown where it is unknown of one of them.
+    """
+    every = list(gains.values())
+    lows = [one.low for one in every if one.low is not None]
+    highs = [one.high for one in every if one.high is not None]
+    whole = len(lows) == len(highs) == len(every)
+    return MeasuredRatio(
+        batch=every[0].batch,
+        ratio=max(one.ratio for one in every),
+        low=max(lows) if whole else None,
+        high=max(highs) if whole else None,
+    )
+
+
+def _shown_to(
+    choices: Sequence[DepthChoice], gains: Mapping[int, Mapping[int, MeasuredRatio]]
+) -> int:
+    """Return up to which batch the gain of the last choice is shown, on a straight line to the next batch."""
+    drafting = [one for one in choices if one.depth]
+    if not drafting:
+        return 0
+    last = drafting[-1]
+    here, after = gains[last.batch][last.depth].low, None
+    if len(drafting) < len(choices):
+        following = choices[len(drafting)].batch
+        after = gains[following][last.depth].low
+        if here is not None and after is not None:
+            crossing = first_loss([(last.batch, here), (following, after)])
+            return following - 1 if crossing is None else max(last.batch, math.ceil(crossing) - 1)
+    return last.batch
 
 
 def _choice(here: Sequence[PointFigures], depth: int) -> DepthChoice:
     """Compare a depth with the best measured one.
 
-    It holds within `CHOICE_LOSS_MAX`, or where the interval of the best one's gain over no drafts reaches down to it.
+    It holds within `CHOICE_LOSS_MAX`, or where that one is not shown to give more.
     """
     chosen = next(one for one in here if one.depth == depth)
     best = min(here, key=lambda one: (one.measured_tpot_ms, one.depth))
     loss = 1.0 - best.measured_tpot_ms / chosen.measured_tpot_ms
+    equals = _unbeaten([one for one in here if one.depth and _is_shown(one)])
     return DepthChoice(
         batch=chosen.batch,
         depth=depth,
         best_measured=best.depth,
         loss=loss,
-        holds=loss <= CHOICE_LOSS_MAX or _reaches(best, chosen),
+        holds=loss <= CHOICE_LOSS_MAX or not _beats(best, chosen),
+        equals=tuple(one.depth for one in equals if depth and one.depth > depth),
     )
-
-
-def _reaches(best: PointFigures, chosen: PointFigures) -> bool:
-    """Say whether both gains over no drafts are told apart by no interval; no drafts have the gain 1 exactly."""
-    best_low = 1.0 if best.depth == 0 else bound(best.tokens_per_s, low=True)
-    chosen_high = 1.0 if chosen.depth == 0 else bound(chosen.tokens_per_s, low=False)
-    return best_low is not None and chosen_high is not None and best_low <= chosen_high
 
 
 def bound(ratio: Ratio | None, *, low: bool) -> float | None:
@@ -152,7 +235,7 @@ def depth_ranges(plan: DepthPlan) -> tuple[tuple[int, int, int], ...]:
     """Return rows (from batch, to batch, depth), as an engine takes them whose depth follows the batch.
 
     Between two measured batches holds what was chosen for the larger one, since a depth falls as batches grow; the
-    last depth holds up to below the break-even.
+    last depth holds up to where its gain is shown.
     """
     rows: list[tuple[int, int, int]] = []
     start = 1
@@ -164,10 +247,9 @@ def depth_ranges(plan: DepthPlan) -> tuple[tuple[int, int, int], ...]:
         else:
             rows.append((start, one.batch, one.depth))
         start = one.batch + 1
-    even = plan.break_even.batch
-    if rows and even is not None:
-        rows[-1] = (rows[-1][0], math.ceil(even) - 1, rows[-1][2])
-        start = math.ceil(even)
+    if rows:
+        rows[-1] = (rows[-1][0], plan.shown_to, rows[-1][2])
+        start = plan.shown_to + 1
     if start <= BATCH_MAX:
         rows.append((start, BATCH_MAX, 0))
     return tuple(rows)

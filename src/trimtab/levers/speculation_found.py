@@ -1,9 +1,9 @@
 """What measuring speculation found: figures by batch and depth, by kind of traffic, and whether and where it pays.
 
-It pays where four things hold: at the batch that is asked about the depth with most tokens per time is not 0, the
-measured tokens per second are higher with it beyond noise, in at least one cut a token takes less time, beyond noise
-too, and a replica of that one depth would still draft there: it goes off above that depth's own break-even, which lies
-lower than that of the best depth of every batch where another depth is best below.
+It pays where four things hold: at the batch that is asked about and at every smaller one some depth is shown to give
+more tokens per second than none (`levers.speculation_depths`), the one that a replica would run is, in at least one cut
+a token takes less time, beyond noise too, and a replica of that one depth would still draft there: it goes off above
+the batch up to which the gain of that depth is shown, which may lie lower where another depth is best below.
 A cut that is bound to a schema is left out unless its answers were as valid with drafts as without: no gain buys an
 answer that does not parse. A cut that shows no gain is left out; nothing is claimed of one that was not measured.
 """
@@ -17,7 +17,12 @@ import msgspec
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Constraint
-from trimtab.levers.speculation_depths import DepthChoice, DepthPlan, PointFigures, gains_of
+from trimtab.levers.speculation_depths import (
+    DepthChoice,
+    DepthPlan,
+    PointFigures,
+    best_drafting,
+)
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import BreakEven, StepTimes
 from trimtab.quality.ladder import Ratio
@@ -93,6 +98,11 @@ class Speculated(msgspec.Struct, frozen=True, kw_only=True):
     lever_record: str | None = None
 
     @property
+    def choice(self) -> DepthChoice:
+        """What the plan chose at the batch asked about."""
+        return min(self.plan.choices, key=lambda one: abs(one.batch - self.batch))
+
+    @property
     def within(self) -> tuple[int, int]:
         """How many points are predicted within the bound, of how many."""
         return sum(abs(one.error) <= ERROR_MAX for one in self.points), len(self.points)
@@ -147,8 +157,8 @@ def verdict(
     """
     at = f"at {chosen.batch} streams"
     if chosen.depth == 0:
-        return False, f"{at} {_none_drafted(chosen.batch, depth, points, plan.break_even)}"
-    point = next(one for one in points if (one.batch, one.depth) == (chosen.batch, depth))
+        return False, f"{at} {_none_drafted(chosen.batch, depth, points, plan)}"
+    point = _point(points, chosen.batch, depth)
     shown = _gain_words(point)
     bounds = None if point.tokens_per_s is None else point.tokens_per_s.interval
     if shown is None or bounds is None:
@@ -163,7 +173,17 @@ def verdict(
     if plan.alone.off_at <= chosen.batch:
         return False, f"{at} {shown}, but {_goes_off(depth, points, plan.alone)}"
     where = ", ".join(label or "all traffic" for label in gaining)
-    return True, f"{at} {shown}; it gains on {where}; break-even {plan.alone.told}"
+    equals = f"; {equal_words(chosen)}" if chosen.equals else ""
+    return True, f"{at} {shown}{equals}; it gains on {where}; break-even {plan.alone.told}"
+
+
+def equal_words(chosen: DepthChoice) -> str:
+    """Say that deeper drafts than the chosen ones show no more; empty where there are none."""
+    if not chosen.equals:
+        return ""
+    deeper = " and ".join(str(one) for one in chosen.equals)
+    are = "is" if len(chosen.equals) == 1 else "are"
+    return f"the shallowest that no other is shown to beat: {deeper} {are} not shown to give more than {chosen.depth}"
 
 
 def _gain_words(point: PointFigures) -> str | None:
@@ -177,33 +197,46 @@ def _gain_words(point: PointFigures) -> str | None:
     )
 
 
-def _none_drafted(batch: int, depth: int, points: Sequence[PointFigures], even: BreakEven) -> str:
+def _none_drafted(batch: int, depth: int, points: Sequence[PointFigures], plan: DepthPlan) -> str:
     """Say why nothing is drafted at a batch; a gain that is there and not used is told."""
-    smallest = min(one.batch for one in points)
-    if even.batch is None or even.batch >= batch or batch == smallest:
-        return "by the fit no depth gives more tokens per second than none"
-    if even.batch > 0.0:
-        return f"nothing is drafted: the break-even is {even.batch:.1f} streams"
-    most = max(each.ratio for each in gains_of(points, smallest).values())
-    here = next(one for one in points if (one.batch, one.depth) == (batch, depth))
-    shown = _gain_words(here) if gains_of(points, batch)[depth].ratio > 1.0 else None
-    unused = f", and a gain at a larger batch is not used: {shown}" if shown else ""
+    first = next(one.batch for one in plan.choices if not one.depth)
+    if first >= batch:
+        return (
+            f"no depth is shown to give more tokens per second than none: {_measured_words(points, batch, depth)}; "
+            f"break-even: {plan.break_even.told}"
+        )
+    lacking = _measured_words(points, first, best_drafting(points, first))
+    here = _point(points, batch, depth).tokens_per_s
+    gains = here is not None and here.interval is not None and here.interval.low > 1.0
+    unused = f"; a gain above that is not used: {_measured_words(points, batch, depth)}"
     return (
-        f"nothing is drafted: at batch {smallest} the best depth gives {most:.2f} of the tokens per second by the "
-        f"fit{unused}"
+        f"nothing is drafted: at batch {first} no depth is shown to give more tokens per second than none "
+        f"({lacking}; break-even: {plan.break_even.told}){unused if gains else ''}"
     )
+
+
+def _measured_words(points: Sequence[PointFigures], batch: int, depth: int) -> str:
+    """Say what a depth gives at a batch."""
+    found = _gain_words(_point(points, batch, depth))
+    return found or f"depth {depth} was measured in too few rounds to tell"
+
+
+def _point(points: Sequence[PointFigures], batch: int, depth: int) -> PointFigures:
+    return next(one for one in points if (one.batch, one.depth) == (batch, depth))
 
 
 def _goes_off(depth: int, points: Sequence[PointFigures], alone: BreakEven) -> str:
     """Say why a replica of one depth would not draft at a batch at which that depth gains."""
-    if alone.batch is None:
+    if alone.low is None:
         return f"nothing was measured above batch {alone.measured_to}, so nothing says where it must go off"
     one = "a replica runs one depth at every batch, and with this one"
-    if alone.batch > 0.0:
-        return f"{one} the break-even is {alone.told}: it would go off above {alone.off_at:.1f}"
+    if alone.low > 0.0:
+        return (
+            f"{one} a gain is shown up to {alone.low:.1f} streams (break-even: {alone.told}): it would go off above "
+            f"{alone.off_at:.1f}"
+        )
     smallest = min(each.batch for each in points)
-    gain = gains_of(points, smallest)[depth].ratio
     return (
-        f"{one} batch {smallest} gives {gain:.2f} of the tokens per second by the fit (break-even: {alone.told}): it "
-        "would be off at every batch"
+        f"{one} none is shown at batch {smallest} ({_measured_words(points, smallest, depth)}; break-even: "
+        f"{alone.told}): it would be off at every batch"
     )

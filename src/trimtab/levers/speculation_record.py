@@ -167,7 +167,7 @@ def triggers_of(
     """Return the triggers: batch, net TPOT, acceptance and coverage; what drafts do, by temperature as well.
 
     So without a cut the signals of drafts are those of the temperature that does best (`rollout.signals`).
-    `fitted`: the break-even by which it goes off, where a fit tells more of it than the table.
+    `fitted`: the break-even by whose lower end it goes off, where intervals tell more of it than the table.
     """
     off_at = off_batch(table) if fitted is None else fitted.off_at
     return (
@@ -191,13 +191,12 @@ def triggers_of(
 
 def _why_off(table: SpeculationTable, off_at: float, fitted: BreakEven | None) -> str:
     """Say why it goes off above a batch: a break-even is never measured itself, but lies between batches that are."""
-    even = table.break_even_batch() if fitted is None else fitted.batch
-    if even is None:
+    if fitted is not None and fitted.low is not None:
+        return f"above batch {off_at:.1f} no gain is shown; break-even: {fitted.told}"
+    if fitted is not None or table.break_even_batch() is None:
         return f"nothing was measured above batch {off_at:g}"
     loses = f"above batch {off_at:.1f} drafting loses aggregate throughput"
-    if fitted is None:
-        return f"{loses}, on straight lines between the measured batches"
-    return f"{loses} by the fit: {fitted.told}"
+    return f"{loses}, on straight lines between the measured batches"
 
 
 def _drafts(cut: Cut | None) -> tuple[TriggerSpec, ...]:

@@ -107,7 +107,10 @@ class KernelTables(Protocol):
     def times_of_all(
         self, servings: Sequence[Serving], layout: Layout
     ) -> tuple[StepTimes | NoTimes, ...]:
-        """Return the step times of a layout in several servings."""
+        """Return the step times of a layout in several servings.
+
+        Extended ones are looked for where none of the servings has measured ones; elsewhere an agreement takes none.
+        """
         ...
 
     def parted(self, serving: Serving, layout: Layout) -> Parted | NoTimes:

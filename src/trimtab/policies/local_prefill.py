@@ -8,15 +8,16 @@ Law, in predicted milliseconds:
     room     what is left by then of the prompts that the decode side computes before it: they fill its steps
     stall    what a running stream waits more than for its usual steps while the prefill runs in chunks
     coming   what those who come meanwhile wait for it: arrivals a second there * busy^2 / 2, over the replicas that
-             they could go to instead; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
+             could have their prompts; busy: the prefill, on the decode side less what they compute elsewhere meanwhile
+Steps are whole ones: where drafts give a stream several tokens a step, a step takes as much longer than a token.
 Remote only if it is faster by `margin` of the local prediction. A prompt that is cached on the decode side or shorter
 than a chunk never travels, nor does one with next to no answer where it keeps nobody waiting; without a prefill replica
 that pairs, with an unknown on either side, from a replica that may hand nothing over now, and after a hand-over that
 failed, it is local. Both predictions are kept with the reason.
 
 Without `coming` a prompt of seconds stays on a decode side that happens to be idle when it comes, and all whose
-requests come in those seconds wait for it. Routing sends them past a busy replica where there is another, so that of n
-replicas each is charged an n-th of its arrivals.
+requests come in those seconds wait for it. Others go past a busy replica where there is another, so each is charged
+its part of its arrivals alone: a decode replica that of all that decode, a prefill replica that of all replicas.
 
 `stall_weight` turns a stream's delay into one request's. With 1 a second that somebody's answer stands still counts as
 much as a second that somebody waits for a first token. Against targets of TTFT and TPOT alone it is less: a stall of s
@@ -25,7 +26,9 @@ spread over the rest of an answer of n tokens moves TPOT by s / n, so it weighs 
 Predictions are scored against outcomes (`scored`); the correction stays within [0.5, 2] and counts how often it pegs.
 
 Failure modes: costs fitted on another context length; links whose rate was learned from few transfers; a queue that
-grew since it was seen (the pool is judged by what this gateway sent there).
+grew since it was seen (the pool is judged by what this gateway sent there); costs timed without drafts for replicas
+that draft, whose steps are longer; where nobody counted the tokens of steps no stall is claimed, and nothing is handed
+over for its sake.
 
 Source: NVIDIA Dynamo's conditional disaggregation (short or cached prompts local, long queues local); the stall of
 decodes behind prefill chunks as in Agrawal et al., "Sarathi-Serve", 2024.
@@ -232,17 +235,21 @@ def scored(corrections: Corrections, decision: PrefillDecision, observed_ms: flo
 def stall_ms(cost: CostModel, tokens: float, chunk_tokens: int) -> float:
     """Return how much longer a stream waits while `tokens` are prefilled in chunks between its tokens.
 
-    Each chunk's step gives every stream a token too, so that only what exceeds a plain step counts.
+    Each chunk's step gives every stream its tokens too, so that only what exceeds a step without a chunk counts. 0
+    where nobody counted what a step gives: how long the usual steps are is not known then.
     """
-    return max(0.0, cost.prefill_ms(tokens) - _chunks(tokens, chunk_tokens) * cost.step_base_ms)
+    if cost.tokens_per_step is None:
+        return 0.0
+    usual_ms = cost.step_base_ms * cost.tokens_of_step
+    return max(0.0, cost.prefill_ms(tokens) - _chunks(tokens, chunk_tokens) * usual_ms)
 
 
 def shared_ms(cost: CostModel, tokens: float, chunk_tokens: int, streams: float) -> float:
-    """Return how much longer a prefill of `tokens` takes beside streams: each chunk's step gives each of them a token.
+    """Return how much longer a prefill of `tokens` takes beside streams: each chunk's step gives each its tokens.
 
     What the steps cost without streams is in `prefill_ms`, which is measured on the engine with its own chunks.
     """
-    return _chunks(tokens, chunk_tokens) * cost.step_ms_per_stream * streams
+    return _chunks(tokens, chunk_tokens) * cost.step_ms_per_stream * cost.tokens_of_step * streams
 
 
 def coming_ms(coming_per_s: float, busy_ms: float) -> float:
@@ -340,7 +347,7 @@ def _predict_remote(
             "transfer": factor * moved * side.transfer_ms_per_token * (1 + side.transfers),
             "room": max(0.0, before_ms - queue_ms - prefill_ms),
             # The decode side computes the prompt's last token, which gives the first of the answer.
-            "step": factor * decode.cost.step_ms(decode.streams + 1.0),
+            "step": factor * decode.cost.whole_step_ms(decode.streams + 1.0),
             "coming": coming_ms(side.coming.per_s, prefill_ms),
         },
     )

@@ -60,6 +60,8 @@ class PrefillPool:
         self.load = load
         self.rules = rules
         self.cost = cost
+        self.cost_there: CostModel | None = None
+        """What a prefill replica costs, where one was measured because it runs other threads than those that decode."""
         self.corrections = Corrections()
         self.links = Links(told)
         self._sends_whole = sends_whole
@@ -117,7 +119,7 @@ class PrefillPool:
         pool = [
             msgspec.structs.replace(
                 self._side(one, decode, held.by(one), queued, tokens, now_s),
-                coming=_shared(self._coming(one, now_s, tokens), len(found)),
+                coming=_shared(self._coming(one, now_s, tokens), len(found) + others),
             )
             for one, queued in weighed
         ]
@@ -132,7 +134,9 @@ class PrefillPool:
         return self._came.seen(replica, now_s, above_tokens=passing)
 
     def _cost_there(self) -> CostModel | None:
-        """What a prefill replica costs: as measured, with its own chunk."""
+        """What a prefill replica costs: measured there, or as those that decode, with its own chunk."""
+        if self.cost_there is not None:
+            return self.cost_there
         rules = self.rules
         if self.cost is None or not rules.prefill_chunk_tokens:
             return self.cost
@@ -246,5 +250,5 @@ class PrefillPool:
 
 
 def _shared(coming: Arrivals, replicas: int) -> Arrivals:
-    """Each of so many replicas is charged its part: routing sends those who come past one that is busy."""
+    """Each of so many replicas is charged its part: those who come go past one that is busy."""
     return msgspec.structs.replace(coming, per_s=coming.per_s / replicas)

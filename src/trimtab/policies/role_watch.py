@@ -2,7 +2,8 @@
 
 Told are requests of all gateways: TTFT at the first token, TPOT and tokens per step at the end, hand-overs with what
 computing the same prompt would take, and prompts longer than a chunk with the milliseconds that computing them takes,
-on the decode side or sent ahead. The share of KV and preemptions of the decode side come with each tick.
+on the decode side or sent ahead. The share of KV, preemptions of the decode side and requests under way come with each
+tick; a tick at which nobody told of preemptions anew is no look at them.
 
 A quantile is of the values of single requests: of hand-overs, each is first held against its own prompt. Failure mode:
 of fewer than ten, the P90 is near the largest.
@@ -57,7 +58,8 @@ class RoleTargets(msgspec.Struct, frozen=True, kw_only=True):
 class RoleSides(msgspec.Struct, frozen=True, kw_only=True):
     """Ready replicas by role at a tick, mixed ones under `decode`; `moving`: changing role now.
 
-    `kv_used_share`: mean of the decode side; `preemptions`: since the last tick; None is unknown.
+    `kv_used_share`: mean of the decode side; `preemptions`: since the last look; `looked`: whether one was had at this
+    tick; `in_flight`: requests on all replicas, those that wait counted. None is unknown.
     """
 
     prefill: tuple[str, ...]
@@ -65,6 +67,8 @@ class RoleSides(msgspec.Struct, frozen=True, kw_only=True):
     moving: int
     kv_used_share: float | None
     preemptions: int | None
+    looked: bool = True
+    in_flight: int | None = None
 
 
 class RoleWatch:
@@ -84,6 +88,9 @@ class RoleWatch:
         self._transfers: deque[_HandOver] = deque()
         self._here: Kept = deque()
         self._ahead: Kept = deque()
+        self._failed: Kept = deque()
+        self._looks: Kept = deque()
+        self._in_flight: Kept = deque()
 
     def first_token(self, now_s: float, ttft_ms: float) -> None:
         """Take in a first token."""
@@ -93,6 +100,10 @@ class RoleWatch:
         """Take in the end of an answer of more than one token; None: nobody knows what a step gave it."""
         self._tpot.append((now_s, tpot_ms))
         self._answers.append(_Answer(now_s, tpot_ms, tokens_per_step))
+
+    def failed(self, now_s: float) -> None:
+        """Take in a request that did not end well: it teaches no times, and is traffic all the same."""
+        self._failed.append((now_s, 0.0))
 
     def moved(self, now_s: float, ms: float, work_ms: float | None) -> None:
         """Take in a hand-over that arrived, from its set-up to its last byte.
@@ -118,13 +129,18 @@ class RoleWatch:
         since_s: float = 0.0,
         idle_unknown: str = "no cost was measured",
     ) -> RolesSeen:
-        """Return what a tick sees. `since_s`: when watching began; work and lost are unknown for a window from then.
+        """Take in a tick and return what it sees.
 
+        `since_s`: when watching began; work and lost are unknown for a window from then.
         `step_idle_ms`: of a step of a stream that is alone on a replica, None where `idle_unknown` says why.
         `samples_min`: answers of known tokens per step that a mean needs.
         """
-        _drop(self._ttft, now_s - self._window_s)
-        _drop(self._tpot, now_s - self._window_s)
+        if sides.looked and sides.preemptions is not None:
+            self._looks.append((now_s, float(sides.preemptions)))
+        if sides.in_flight is not None:
+            self._in_flight.append((now_s, float(sides.in_flight)))
+        for kept in (self._ttft, self._tpot, self._failed, self._looks, self._in_flight):
+            _drop(kept, now_s - self._window_s)
         _drop(self._transfers, now_s - self._window_s)
         _drop(self._answers, now_s - self._work_window_s)
         _drop(self._here, now_s - self._work_window_s)
@@ -158,6 +174,10 @@ class RoleWatch:
             window_s=self._window_s,
             work_window_s=length_s,
             answers=lost.answers,
+            looks=len(self._looks),
+            looks_preempted=sum(count > 0.0 for _, count in self._looks),
+            requests=max(len(self._ttft), len(self._tpot)) + len(self._failed),
+            in_flight=_mean(self._in_flight),
         )
 
 
@@ -181,6 +201,10 @@ def _drop(kept: deque[_Timed], until_s: float) -> None:
 
 def _p90(values: Sequence[float]) -> float | None:
     return float(np.percentile(values, PERCENTILE)) if values else None
+
+
+def _mean(kept: Kept) -> float | None:
+    return sum(value for _, value in kept) / len(kept) if kept else None
 
 
 class _Lost(NamedTuple):

@@ -3,6 +3,7 @@
 Law: s = mean over the window of min(P90 / target, 2), for TTFT (prefill) and TPOT (decode) apart. Above `act_above` a
 phase needs a replica, below `act_below` it can give one, between them nothing moves. Rules of cause, the first that
 holds:
+    low traffic, and roles apart               merge
     unknown, or a change under way             hold
     decode KV high, or preempting              more decode: TTFT that rises because decode is full is no want of prefill
     both phases low                            merge: a prefill replica goes back to whole requests
@@ -32,10 +33,19 @@ A rule must hold for `ticks` ticks in a row, and after a change nothing moves fo
 change plus the window), twice as long for each change that took the last one back, up to eight times. No more than
 `changes_per_hour` times the replicas change within an hour, whatever happens.
 
+Preempting is what was seen to preempt in `ticks` looks of the window, or in all of them where it has fewer: pages of
+servers come when they come, and one preemption is no want of room.
+
+Low traffic. With fewer requests in a window than a P90 needs, ratios and `lost` are unknown; what is known suffices to
+merge: somebody asked, at most `LOW_IN_FLIGHT` requests a replica were under way (mean over the window, those that wait
+counted), KV is used by less than half of `kv_high`, nothing preempts, and long prompts keep no more than `gain_min` of
+a replica at work, ahead and here together. A split asks for more than that of them, so none can follow from the same
+load. Where nobody asked at all roles stay: nothing tells what will come.
+
 Dearness of a transfer is the lesser of its time / (`transfer_high` * TTFT target) and its time / (half of computing
 its own prompt): what is long to move may be much longer to compute. Where the P90 of it is above 1, one transfer in ten
-is dear by both, and no role moves for it: the mark from which prompts travel doubles (`local_factor`, up to eight
-times, halved again below half of it), and a nearer pair and a lower KV precision are proposed.
+is dear by both, and no role moves for it: the mark from which prompts travel doubles (`policies.travel_mark`), and a
+nearer pair and a lower KV precision are proposed.
 
 Failure modes: what verifying drafts adds to a step counts as lost where the idle step was timed without them; a target
 that an idle replica hardly meets (TPOT near a lone stream's) never lets roles merge; a P90 over few requests jumps,
@@ -55,11 +65,14 @@ from trimtab.core.roles import RoleAdvice as RoleAdvice
 from trimtab.core.roles import RoleReason as RoleReason
 from trimtab.core.roles import RolesDecision as RolesDecision
 from trimtab.core.roles import RolesSeen as RolesSeen
+from trimtab.policies.travel_mark import TravelMark, moved_mark
 
 RATIO_MAX: Final = 2.0
 BACK_OFF_MAX: Final = 8.0
-LOCAL_FACTOR_MAX: Final = 8.0
 HOUR_S: Final = 3600.0
+
+LOW_IN_FLIGHT: Final = 0.25
+"""Requests under way per replica up to which a fleet is nearly idle."""
 
 TRANSFER_ADVICE: Final = (
     RoleAdvice.HIGHER_LOCAL_THRESHOLD,
@@ -93,7 +106,7 @@ class RoleRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RolesState(msgspec.Struct, frozen=True, kw_only=True):
     """What the control remembers. `ratios`: (time, TTFT ratio, TPOT ratio) of the ticks within the window.
 
-    `changes`: times of changes within the last hour; `local_factor`: times the mark from which prompts travel.
+    `changes`: times of changes within the last hour; `mark`: from which prompts travel.
     """
 
     ratios: tuple[tuple[float, float, float], ...] = ()
@@ -103,20 +116,21 @@ class RolesState(msgspec.Struct, frozen=True, kw_only=True):
     last: RoleAction = RoleAction.HOLD
     back_off: float = 1.0
     changes: tuple[float, ...] = ()
-    local_factor: float = 1.0
-    factored_at_s: float | None = None
+    mark: TravelMark = TravelMark()
 
 
 def control(
     state: RolesState, seen: RolesSeen, rules: RoleRules
 ) -> tuple[RolesState, RolesDecision]:
     """Take in one tick; return the new state and what to do now."""
-    state = _with_transfers(_remembered(state, seen, rules), seen, rules)
+    state = _remembered(state, seen, rules)
     s_prefill, s_decode = _means(state)
     wanted, reason = RoleAction.HOLD, RoleReason.UNKNOWN
     unknown = _unknown(seen, rules)
     if s_prefill is not None and s_decode is not None and not unknown:
         wanted, reason = _wanted(seen, s_prefill, s_decode, rules)
+    elif _is_low_traffic(seen, rules):
+        wanted, reason = RoleAction.MERGE, RoleReason.LOW_TRAFFIC
     streak = state.streak + 1 if wanted is state.wanted else 1
     state = msgspec.structs.replace(
         state, wanted=wanted, streak=0 if wanted is RoleAction.HOLD else streak
@@ -133,8 +147,8 @@ def control(
         reason=reason,
         ttft_ratio=s_prefill,
         tpot_ratio=s_decode,
-        local_factor=state.local_factor,
-        advice=TRANSFER_ADVICE if state.local_factor > 1.0 else (),
+        local_factor=state.mark.factor,
+        advice=TRANSFER_ADVICE if state.mark.factor > 1.0 else (),
         unknown=unknown if reason is RoleReason.UNKNOWN else (),
     )
 
@@ -162,24 +176,8 @@ def _remembered(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RolesSt
         )
         kept = (*kept, now)
     changes = tuple(at_s for at_s in state.changes if at_s > seen.at_s - HOUR_S)
-    return msgspec.structs.replace(state, ratios=kept, changes=changes)
-
-
-def _with_transfers(state: RolesState, seen: RolesSeen, rules: RoleRules) -> RolesState:
-    """Move the mark from which prompts travel, at most once a window, by what hand-overs took."""
-    before, moved_at_s = state.local_factor, state.factored_at_s
-    if moved_at_s is not None and seen.at_s - moved_at_s < rules.window_s:
-        return state
-    dearness = seen.dearness_p90
-    factor = before
-    if dearness is not None and dearness > 1.0:
-        factor = min(LOCAL_FACTOR_MAX, before * 2.0)
-    elif dearness is None or dearness < 0.5:
-        # With nothing handed over nobody knows: the mark comes down until something travels again.
-        factor = max(1.0, before / 2.0)
-    if factor == before:
-        return state
-    return msgspec.structs.replace(state, local_factor=factor, factored_at_s=seen.at_s)
+    mark = moved_mark(state.mark, seen.dearness_p90, now_s=seen.at_s, window_s=rules.window_s)
+    return msgspec.structs.replace(state, ratios=kept, changes=changes, mark=mark)
 
 
 def _means(state: RolesState) -> tuple[float | None, float | None]:
@@ -221,7 +219,7 @@ def _wanted(
     assert seen.lost_share is not None
     if seen.moving:
         return RoleAction.HOLD, RoleReason.MOVING
-    full = seen.kv_used_share >= rules.kv_high or bool(seen.preemptions)
+    full = seen.kv_used_share >= rules.kv_high or _preempts(seen, rules)
     if full and seen.prefill:
         return RoleAction.MORE_DECODE, RoleReason.DECODE_FULL
     if full:
@@ -247,6 +245,29 @@ def _wanted(
         # What comes back with a prefill replica would cost answers as much as they gain.
         return RoleAction.HOLD, RoleReason.REST_TOO_BUSY
     return RoleAction.HOLD, RoleReason.WITHIN_BAND
+
+
+def _preempts(seen: RolesSeen, rules: RoleRules) -> bool:
+    """Say whether the decode side preempts now, or did in as many looks of the window as a rule must hold for."""
+    if seen.preemptions is not None and seen.preemptions > 0:
+        return True
+    return seen.looks > 0 and seen.looks_preempted >= min(rules.ticks, seen.looks)
+
+
+def _is_low_traffic(seen: RolesSeen, rules: RoleRules) -> bool:
+    """Say whether roles are apart and what is known of few requests suffices to merge them."""
+    long_work = (seen.ahead_work, seen.local_work)
+    if seen.prefill == 0 or seen.moving or not 0 < seen.requests < rules.samples_min:
+        return False
+    if seen.in_flight is None or seen.kv_used_share is None or seen.preemptions is None:
+        return False
+    return (
+        seen.in_flight <= LOW_IN_FLIGHT * (seen.prefill + seen.decode)
+        and seen.kv_used_share < rules.kv_high / 2.0
+        and not _preempts(seen, rules)
+        and None not in long_work
+        and sum(work or 0.0 for work in long_work) <= rules.gain_min
+    )
 
 
 def _merge(seen: RolesSeen, busiest: float, rules: RoleRules) -> tuple[RoleAction, RoleReason]:

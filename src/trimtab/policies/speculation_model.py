@@ -133,8 +133,11 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def off_at(self) -> float:
-        """The batch above which drafting goes off: it, to a tenth of a stream, or the largest batch measured."""
-        return float(self.measured_to) if self.batch is None else round(self.batch, 1)
+        """The batch above which drafting goes off: `low`, to a tenth of a stream below it, or the largest measured.
+
+        So it is on only where its gain is shown, and not up to where it is about nothing.
+        """
+        return float(self.measured_to) if self.low is None else math.floor(10.0 * self.low) / 10.0
 
     @property
     def told(self) -> str:

@@ -28,7 +28,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Revision
 from trimtab.core.types import RolloutState, Technique
-from trimtab.engines.kv_types import kv_type_problem
+from trimtab.engines.kv_types import judge_kv_type
 from trimtab.rollout.answer import RATES
 from trimtab.rollout.defaults import gain_gate, harm_gates, safety_gates
 from trimtab.rollout.kept_weights import check_kept
@@ -93,7 +93,7 @@ def complete(
         condition=short.condition,
         moves=tuple(BudgetMove(**msgspec.structs.asdict(move)) for move in short.moves),
         expected=tuple(_effect(metric, each) for metric, each in short.expected.items()),
-        failure_modes=short.failure_modes,
+        failure_modes=(*short.failure_modes, *_unknown_of_kv(short, baseline, known)),
         gates=_gates(short, absent, price, known),
         quality_gate=short.quality_gate or _quality(short),
         triggers=tuple(_trigger(at, each, known) for at, each in enumerate(short.triggers)),
@@ -145,8 +145,10 @@ def _changed(change: RevisionChange, baseline: Revision, known: Known) -> Revisi
         name: value for name, value in msgspec.structs.asdict(change).items() if value is not None
     }
     del changes["keep"]
-    if change.kv_type and (problem := kv_type_problem(baseline.engine, change.kv_type)):
-        raise LeverRecordError(f"$.revision.kv_type: {problem}")
+    if change.kv_type:
+        judged = judge_kv_type(baseline.engine, change.kv_type, known.kv_device)
+        if judged.problem:
+            raise LeverRecordError(f"$.revision.kv_type: {judged.problem}")
     if change.keep and change.model is None:
         raise LeverRecordError("$.revision.keep is about another artifact: name it as `model`")
     if change.model is not None:
@@ -161,6 +163,14 @@ def _changed(change: RevisionChange, baseline: Revision, known: Known) -> Revisi
     if revision == baseline:
         raise LeverRecordError("$.revision changes nothing: every value is the baseline's already")
     return revision
+
+
+def _unknown_of_kv(short: ShortRecord, baseline: Revision, known: Known) -> tuple[str, ...]:
+    """Return what is not known of the KV type on the fleet's devices: it can newly go wrong."""
+    if short.revision is None or not short.revision.kv_type:
+        return ()
+    judged = judge_kv_type(baseline.engine, short.revision.kv_type, known.kv_device)
+    return (judged.unknown,) if judged.unknown else ()
 
 
 def _effect(metric: Metric, effect: ShortEffect) -> ExpectedEffect:

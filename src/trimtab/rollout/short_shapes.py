@@ -18,6 +18,7 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Model, Speculation
 from trimtab.core.types import Budget, Mode, Phase, Resource, RolloutState, Technique
+from trimtab.engines.kv_types import KvDevice
 
 SHARES: Final = (0.01, 0.05, 0.10, 0.25, 0.50, 0.95)
 
@@ -106,7 +107,7 @@ class RevisionChange(Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `model`: path of another artifact, such as the same model at another precision. `keep`: weights of it that must not
     be lowered, whole names or `re:` and a pattern; refused where one matches nothing or is held in fewer bits.
-    `kv_type`: one that the baseline's engine can hold (`engines.kv_types`).
+    `kv_type`: one that the baseline's engine can hold on its device (`engines.kv_types`).
     """
 
     model: _TEXT | None = None
@@ -167,13 +168,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     ("speculation", "constraint=json_schema"), with why. `peak_concurrency`: most requests that were in flight at once
     in the last so many seconds, None if none are recorded or not of all that time. `find_model` raises
     `LeverRecordError`, as does `weights_of`: bits a weight by name, of the artifact at a path. `hide` returns a cut as
-    it may be kept.
+    it may be kept. `kv_device`: what the fleet's replicas compute on.
     """
 
     absent: Mapping[Metric, str] = {}
     price_per_replica_hour: float = 0.0
     not_combinable: Mapping[tuple[str, str], str] = {}
     peak_concurrency: Callable[[float], int | None] = lambda _: None
+    kv_device: KvDevice = KvDevice.UNKNOWN
     find_model: Callable[[str], Model] = _no_model
     weights_of: Callable[[str], Mapping[str, float]] = _no_weights
     hide: Callable[[Cut], Cut] = lambda cut: cut

@@ -62,6 +62,10 @@ class RoleMover(Protocol):
         """Give replicas a role, each drained first; those that have it stay as they are."""
         ...
 
+    def prefilling(self) -> tuple[str, ...]:
+        """Replicas that prefill for the others now."""
+        ...
+
 
 class HasPlan(Protocol):
     """What follows a traffic plan: the router."""
@@ -257,23 +261,31 @@ class Actuator:
         self.adopt(record, policy=policy, cuts=cuts, without=without, cause_id=cause_id)
 
     async def _take_roles(self, record: LeverRecord, role: Role, cause_id: str | None) -> None:
-        """Give the last replicas a role where the lever is about roles; raises `LaunchError` if one does not follow."""
+        """Give replicas a role where the lever is about roles; raises `LaunchError` if one does not follow."""
         if record.prefill == 0:
             return
         if self._roles is None:
             raise LaunchError(
                 f"{record.name} moves roles, and those of these servers are not ours to move"
             )
-        replicas = self._fleet.replica_ids()[-record.prefill :]
-        for other in self.plan.preferences if role is Role.PREFILL else ():
-            taken = ", ".join(each for each in replicas if each in other.replicas)
-            if taken and other.lever != record.name:
-                # Its role's revision would replace the one that the other lever was adopted with.
-                raise LaunchError(
-                    f"{record.name} needs {taken} to prefill and {other.lever} holds {taken}: add a replica "
-                    "(trimtab fleet add) or take that lever back first"
-                )
+        # Who gives the role up is asked, not found anew: since it was given another lever may have come or gone.
+        replicas = self._roles.prefilling()[-record.prefill :]
+        if role is Role.PREFILL:
+            replicas = self._to_prefill(record)
         await self._roles.take(replicas, role, cause_id=cause_id)
+
+    def _to_prefill(self, record: LeverRecord) -> tuple[str, ...]:
+        """Return the last replicas that no other lever holds: their role's revision would replace that lever's."""
+        others = [each for each in self.plan.preferences if each.lever != record.name]
+        held = {replica for each in others for replica in each.replicas}
+        free = [each for each in self._fleet.replica_ids() if each not in held]
+        if len(free) < record.prefill:
+            holding = ", ".join(each.lever for each in others if each.replicas)
+            raise LaunchError(
+                f"{record.name} needs {record.prefill} replicas to prefill and {holding} holds "
+                f"{', '.join(sorted(held))}: add a replica (trimtab fleet add) or take that lever back first"
+            )
+        return tuple(free[-record.prefill :])
 
     async def _restart(
         self, replicas: tuple[str, ...], revision: Revision, cause_id: str | None

@@ -304,9 +304,12 @@ class AttachedFleet:
         revision: Revision,
         *,
         drain_timeout_s: float,
+        threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a server here, hand-overs included, and route to it in another role; `revision` stays what it is.
+        """Drain a server here, hand-overs included, and route to it in another role.
+
+        `revision` and `threads` stay what they are.
 
         Raises `LaunchError`, and it keeps its role: it is not ready, it hands nothing over, it is the last that takes
         whole requests, it did not drain in time, or it left meanwhile.

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from trimtab.runtime.model_copy import write_parts
 from trimtab.runtime.model_folder import CONFIG, INDEX, files_of, json_of, mapped, tensors_of
 
 TOKENIZER: Final = "tokenizer.json"
+QUANTIZED: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files in which ModelOpt, GPTQ and AWQ say how weights are quantized where config.json does not."""
 SPARE_BYTES: Final = 64 * 1024 * 1024
 _FLOATS: Final = ("BF16", "F16", "F32")
 
@@ -51,8 +53,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read what a folder holds and check that it is whole; raises `LaunchError` that names the file and the fix."""
     config = json_of(folder / CONFIG)
-    if "quantization_config" in config:
-        raise LaunchError(f"{folder} is quantized already: name the folder of the original weights")
+    if (said := _quantized_by(folder, config)) is not None:
+        raise LaunchError(
+            f"{folder} is quantized already ({said}): name the folder of the original weights"
+        )
     files = files_of(folder)
     found = Checkpoint(folder=folder, config=config, files=files)
     if all(place_of_weight(one.name).group in _NOT_LINEAR for one in found.tensors):
@@ -63,6 +67,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         )
     _check_tokenizer(found)
     return found
+
+
+def _quantized_by(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Say which file tells that weights are quantized, and how; None where none does."""
+    told = config.get("quantization_config")
+    if told is not None:
+        method = told.get("quant_method", "unnamed") if isinstance(told, dict) else "unnamed"
+        return f"{method}, says {CONFIG}"
+    return next((f"says {name}" for name in QUANTIZED if (folder / name).is_file()), None)
 
 
 _NOT_LINEAR: Final = (Group.OTHER, Group.EMBEDDING, Group.HEAD)

@@ -13,16 +13,24 @@ from typing import Any, Final
 
 from trimtab.core.config import Config, FleetConfig
 from trimtab.core.events import ReplicaCrashed
-from trimtab.core.ports import Clock, LaunchError, LedgerSink, SavedKV
+from trimtab.core.ports import Clock, LaunchError, LedgerSink, Placement, SavedKV
 from trimtab.core.revision import Revision
 from trimtab.core.types import ReplicaState, Role
-from trimtab.runtime.fleet_member import Member, changed, moved_kv, settled_roles
+from trimtab.runtime.fleet_member import (
+    Member,
+    changed,
+    moved_kv,
+    role_trouble,
+    settled_roles,
+    with_threads,
+)
 from trimtab.runtime.fleet_member import ReplicaInfo as ReplicaInfo
 from trimtab.runtime.replica_launcher import ReplicaLauncher, process_runs
 from trimtab.runtime.resume import STOPPED_WITH_FLEET
 
 _DRAIN_POLL_S: Final = 0.02
 _NO_ROLES: Final[Mapping[str, Role]] = {}
+_NO_THREADS: Final[Mapping[str, int]] = {}
 
 
 class Fleet:
@@ -62,20 +70,7 @@ class Fleet:
 
     def info(self, replica: str) -> ReplicaInfo:
         """Return one replica as it is now; raises KeyError."""
-        member = self._members[replica]
-        return ReplicaInfo(
-            id=member.id,
-            state=member.state,
-            revision=member.revision,
-            role=member.role,
-            url=member.url,
-            pid=self._launcher.pid(replica),
-            threads=member.placement.threads,
-            started_at_s=member.started_at_s,
-            crashes=member.crashes,
-            reason=member.reason,
-            kv_kept=member.kv_kept,
-        )
+        return self._members[replica].info(self._launcher.pid(replica))
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
         """Return all replicas as they are now."""
@@ -86,16 +81,18 @@ class Fleet:
         revisions: Mapping[str, Revision],
         *,
         roles: Mapping[str, Role] = _NO_ROLES,
+        threads: Mapping[str, int] = _NO_THREADS,
         cause_id: str | None = None,
     ) -> None:
         """Start all replicas at once; raises `LaunchError`, everything stopped, if one cannot be had.
 
-        `roles`: those that are not mixed.
+        `roles`: those that are not mixed; `threads`: those of replicas that do not have their share of the cores.
         """
         placements = self._launcher.place(tuple(revisions))
         for placement in placements:
             name = placement.replica
-            self._members[name] = Member(placement, revisions[name], roles.get(name, Role.MIXED))
+            role, own = roles.get(name, Role.MIXED), threads.get(name, 0)
+            self._members[name] = Member(placement, revisions[name], role, own)
         for member in self._members.values():
             self._move(member, ReplicaState.STARTING, "first start", cause_id)
         outcomes = await asyncio.gather(
@@ -202,44 +199,46 @@ class Fleet:
         revision: Revision,
         *,
         drain_timeout_s: float,
+        threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a replica, hand-overs included, and give it another role; with another revision it restarts for it.
+        """Drain a replica, hand-overs included, and give it another role.
+
+        It restarts for it if it runs another revision, or other threads than the role has (0: its share's).
 
         Raises `LaunchError`, and it serves on as before: it is not ready, it is the last that takes whole requests, or
         it did not drain in time; or the new revision did not start (then as in `restart_into`).
         """
         member = self._members[replica]
         async with member.lock:
-            self._check_may_change(member, role)
+            members = self._members.values()
+            if trouble := role_trouble(member, role, members, stopping=self._stopping):
+                raise LaunchError(f"replica {replica} keeps its role: {trouble}")
             await self._drain(member, drain_timeout_s, cause_id, f"it changes to {role.value}")
             if self._launcher.pid(replica) is None:
                 raise LaunchError(f"replica {replica} crashed while it changed its role")
-            if revision != member.revision:
-                await self._restart(member, revision, cause_id, keep_kv=True)
+            placed = with_threads(member.share, threads)
+            if (revision, placed) != (member.revision, member.placement):
+                await self._restart(member, revision, cause_id, keep_kv=True, placed=placed)
             member.role, member.lent = role, False
             self._move(member, ReplicaState.READY, f"it serves as {role.value} now", cause_id)
 
-    def _check_may_change(self, member: Member, role: Role) -> None:
-        if self._stopping or member.state is not ReplicaState.READY:
-            why = "the fleet is stopping" if self._stopping else f"it is {member.state.value}"
-            raise LaunchError(f"replica {member.id} keeps its role: {why}")
-        others = (one for one in self._members.values() if one is not member)
-        serves = any(
-            one.state is ReplicaState.READY and one.role is not Role.PREFILL for one in others
-        )
-        if role is Role.PREFILL and not serves:
-            raise LaunchError(f"replica {member.id} keeps its role: no other takes whole requests")
-
     async def _restart(
-        self, member: Member, revision: Revision, cause_id: str | None, *, keep_kv: bool
+        self,
+        member: Member,
+        revision: Revision,
+        cause_id: str | None,
+        *,
+        keep_kv: bool,
+        placed: Placement | None = None,
     ) -> None:
         """Restart a replica that has drained, its slots kept if it was ready and they may be."""
         drained = member.state is ReplicaState.DRAINING
         saved = await self._save(member, revision, keep_kv, cause_id) if drained else None
         member.generation += 1
         try:
-            await self._replace(member, revision, saved, cause_id)
+            next_ = revision, placed or member.placement
+            await self._replace(member, next_, saved, cause_id)
         finally:
             if saved is not None:
                 self._launcher.discard_kv(saved)
@@ -278,11 +277,15 @@ class Fleet:
         return saved
 
     async def _replace(
-        self, member: Member, revision: Revision, saved: SavedKV | None, cause_id: str | None
+        self,
+        member: Member,
+        next_: tuple[Revision, Placement],
+        saved: SavedKV | None,
+        cause_id: str | None,
     ) -> None:
-        old = member.revision
+        old = member.revision, member.placement
         await self._launcher.stop(member.id, grace_s=self._config.stop_grace_s)
-        member.revision = revision
+        member.revision, member.placement = next_
         self._move(member, ReplicaState.RESTARTING, "into another revision", cause_id)
         try:
             await self._launch(member, cause_id, saved=saved)
@@ -290,7 +293,7 @@ class Fleet:
             failure = error
         else:
             return
-        member.revision = old
+        member.revision, member.placement = old
         self._move(
             member, ReplicaState.RESTARTING, f"back to the old revision: {failure}", cause_id
         )

@@ -4,18 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from trimtab.core.config import FleetConfig
 from trimtab.core.cuts import hidden
 from trimtab.core.gate import Metric
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model
-from trimtab.engines import vllm
+from trimtab.engines import llamacpp
+from trimtab.engines.kv_types import KvDevice
 from trimtab.rollout.short_record import Known
 from trimtab.runtime.ledger_reader import SqliteReader
 from trimtab.runtime.model import check_model, find_model
 from trimtab.runtime.model_folder import find_folder
 from trimtab.runtime.supervisor import System
 
+CPU_LABEL: Final = "cpu"
+"""How `labels.accelerator` of an attached server begins that computes on CPUs."""
 NOT_OURS: Final = "the servers are somebody else's, and their processes cannot be read"
 
 
@@ -33,10 +37,23 @@ def known_of(system: System) -> Known:
         price_per_replica_hour=levers.price_per_replica_hour,
         not_combinable=pairs,
         peak_concurrency=lambda last_s: _busiest(system, last_s),
+        kv_device=kv_device_of(system.config.fleet),
         find_model=lambda path: _find_model(path, system.baseline.engine),
         weights_of=_unseen_weights if system.attached is not None else _weights_of,
         hide=lambda cut: hidden(cut, system.secret.digest),
     )
+
+
+def kv_device_of(fleet: FleetConfig) -> KvDevice:
+    """Return what a fleet's replicas compute on, by the labels of attached servers; what is started here is on CPUs."""
+    if not fleet.is_attached:
+        return KvDevice.CPU
+    told = {one.labels.accelerator.strip().lower() for one in fleet.attached}
+    if any(one.startswith(CPU_LABEL) for one in told):
+        # Where one of them runs on a CPU, what is garbage there is garbage in this fleet.
+        return KvDevice.CPU
+    # Those found later by `fleet.discover` say nothing of themselves.
+    return KvDevice.UNKNOWN if "" in told or not told or fleet.discover else KvDevice.ACCELERATOR
 
 
 def _busiest(system: System, last_s: float) -> int | None:
@@ -45,9 +62,9 @@ def _busiest(system: System, last_s: float) -> int | None:
 
 
 def _find_model(path: str, engine: str) -> Model:
-    """Return an artifact: a folder of weights where the fleet runs vLLM, else a GGUF file."""
+    """Return an artifact: a GGUF file where the fleet runs llama.cpp, else a folder of weights."""
     try:
-        return find_folder(path) if engine == vllm.NAME else find_model(path)
+        return find_model(path) if engine == llamacpp.NAME else find_folder(path)
     except LaunchError as error:
         raise LeverRecordError(f"$.revision.model: {error}") from error
 

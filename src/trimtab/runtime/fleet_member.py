@@ -47,8 +47,12 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Member:
     """The changing part of one replica."""
 
-    def __init__(self, placement: Placement, revision: Revision, role: Role = Role.MIXED) -> None:
-        self.placement = placement
+    def __init__(
+        self, placement: Placement, revision: Revision, role: Role = Role.MIXED, threads: int = 0
+    ) -> None:
+        """`placement`: its share of the machine; `threads`: those that its role gave it, 0: its share's."""
+        self.share = placement
+        self.placement = with_threads(placement, threads)
         self.revision = revision
         self.role = role
         self.lent = False
@@ -66,6 +70,43 @@ class Member:
     @property
     def id(self) -> str:
         return self.placement.replica
+
+    def info(self, pid: int | None) -> ReplicaInfo:
+        return ReplicaInfo(
+            id=self.id,
+            state=self.state,
+            revision=self.revision,
+            role=self.role,
+            url=self.url,
+            pid=pid,
+            threads=self.placement.threads,
+            started_at_s=self.started_at_s,
+            crashes=self.crashes,
+            reason=self.reason,
+            kv_kept=self.kv_kept,
+        )
+
+
+def with_threads(share: Placement, threads: int) -> Placement:
+    """Return a placement with so many threads, 0: as many as it has. More than its CPUs are not pinned to them."""
+    if threads in (0, share.threads):
+        return share
+    cpus = share.cpus if threads <= len(share.cpus) else ()
+    return msgspec.structs.replace(share, threads=threads, cpus=cpus)
+
+
+def role_trouble(member: Member, role: Role, members: Collection[Member], *, stopping: bool) -> str:
+    """Say why a replica must keep the role it has; empty where it may take another."""
+    if stopping:
+        return "the fleet is stopping"
+    if member.state is not ReplicaState.READY:
+        return f"it is {member.state.value}"
+    serves = any(
+        one.state is ReplicaState.READY and one.role is not Role.PREFILL
+        for one in members
+        if one is not member
+    )
+    return "no other takes whole requests" if role is Role.PREFILL and not serves else ""
 
 
 def settled_roles(members: Collection[Member]) -> Iterator[tuple[Member, str]]:
@@ -113,4 +154,5 @@ def changed(info: ReplicaInfo) -> ReplicaChanged:
         pid=info.pid,
         reason=info.reason,
         role=info.role,
+        threads=info.threads,
     )

@@ -61,14 +61,18 @@ class BuildHandOvers:
             rules=rules_of(
                 config,
                 self._config.engine.chunk_tokens,
-                prefill_chunk_tokens=self._config.roles.prefill_chunk_tokens,
+                prefill_chunk_tokens=self._config.roles.prefill_engine.chunk_tokens,
                 is_ours=self._slot_folder is not None,
             ),
             transfer_of=transfer_of,
             on_forget=nixl.forget,
             sends_whole=self._slot_folder is not None,
-            passing=self._slot_folder is not None and self._config.engine.slots > 1,
+            passing=self._slot_folder is not None and self._prefill_slots > 1,
         )
+
+    @property
+    def _prefill_slots(self) -> int:
+        return self._config.roles.prefill_engine.slots or self._config.engine.slots
 
     def _own(self, upstream: Upstream) -> dict[str, KvTransfer]:
         config = self._config.handover

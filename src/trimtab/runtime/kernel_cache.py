@@ -1,12 +1,14 @@
 """Step times that kernel tables told, kept between runs: asking the tables takes seconds, reading what they said none.
 
-A file for each model, device, engine and layout, in the cache folder; it holds nothing that cannot be made again. One
-that cannot be read or written is as good as none. The versions of the package and of this one are part of the key, so
+A file for each model, device and engine, in the cache folder, with all layouts that were asked for; it holds nothing
+that cannot be made again. One that cannot be read or written is as good as none; of two processes that write one at the
+same time one's news is lost, and asked for again. The versions of the package and of this one are part of the key, so
 a new one asks anew. That the tables have nothing is kept too.
 """
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +17,7 @@ import msgspec
 from trimtab.planning.grid_times import Grid
 from trimtab.planning.kernel_port import NoTimes
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,41 +38,52 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     none: NoTimes | None = None
 
 
+_Entries = dict[str, _File]
+
+
 class GridCache:
-    """Times by key in a folder; None keeps nothing."""
+    """Times by serving and layout in a folder; None keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._made = False
+        self._read: dict[str, _Entries] = {}
 
-    def get(self, key: str) -> Kept | NoTimes | None:
-        """Return what is kept under a key, None if nothing that can be read."""
-        if self._folder is None:
-            return None
-        try:
-            found = msgspec.msgpack.decode(self._path(key).read_bytes(), type=_File)
-        except (OSError, msgspec.MsgspecError):
-            return None
-        return found.times or found.none
+    def get(self, serving: str, key: str) -> Kept | NoTimes | None:
+        """Return what is kept of a serving under a key, None if nothing that can be read; its file is read once."""
+        if serving not in self._read:
+            self._read[serving] = self._entries(serving)
+        found = self._read[serving].get(key)
+        return None if found is None else found.times or found.none
 
-    def put(self, key: str, told: Kept | NoTimes) -> None:
-        """Keep something whole or not at all."""
-        if self._folder is None:
+    def put(self, serving: str, news: Mapping[str, Kept | NoTimes]) -> None:
+        """Keep news of a serving beside what is there, whole or not at all."""
+        if self._folder is None or not news:
             return
-        path = self._path(key)
+        told = {
+            key: _File(none=each) if isinstance(each, NoTimes) else _File(times=each)
+            for key, each in news.items()
+        }
+        entries = self._entries(serving) | told
+        path = self._path(serving)
         beside = path.with_suffix(".part")
-        kept = _File(none=told) if isinstance(told, NoTimes) else _File(times=told)
         try:
-            if not self._made:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._made = True
-            beside.write_bytes(msgspec.msgpack.encode(kept))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(msgspec.msgpack.encode(entries))
             beside.replace(path)
+            self._read[serving] = entries
         except OSError:  # a full or read-only disk costs time at the next start, nothing else
             with contextlib.suppress(OSError):
                 beside.unlink()
 
-    def _path(self, key: str) -> Path:
+    def _entries(self, serving: str) -> _Entries:
+        if self._folder is None:
+            return {}
+        try:
+            return msgspec.msgpack.decode(self._path(serving).read_bytes(), type=_Entries)
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+    def _path(self, serving: str) -> Path:
         assert self._folder is not None
-        digest = hashlib.sha256(f"{_FORMAT} {key}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{_FORMAT} {serving}".encode()).hexdigest()
         return self._folder / f"{digest[:32]}.times"

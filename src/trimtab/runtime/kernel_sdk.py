@@ -43,6 +43,9 @@ _OF_WIDTHS: Final = re.compile(
 )
 """What it says where a device lacks a width, or latent attention of a prompt was not measured in it."""
 
+_OF_EXPERTS: Final = "MoE data missing for MoeKey {"
+"""What it says where no row of an expert's shape was measured in a width, dealt out over so many ranks."""
+
 PROBE: Final = (8, 1024)
 _FAR: Final = (4096, 1 << 20)
 """Streams or tokens of a chunk, and tokens of a context, as far as anything is asked for."""
@@ -89,7 +92,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sdk(msgspec.Struct, frozen=True):
-    """Modules of the package, imported once and late: they bring pandas."""
+    """Modules of the package, imported once and late, with what tables are cut with."""
 
     core: Any
     common: Any
@@ -106,6 +109,9 @@ def sdk() -> _Sdk:
     logging.getLogger(PACKAGE).setLevel(logging.CRITICAL)  # it warns of what our notes say
     names = ("common", "config_builders", "engine", "models.helpers", "models", "perf_database")
     parts = [importlib.import_module(f"{PACKAGE}.sdk.{name}") for name in names]
+    importlib.import_module(
+        "pyarrow.parquet"
+    )  # excerpts are written with it, by threads that would wait for it
     return _Sdk(importlib.import_module(PACKAGE), *parts)
 
 
@@ -147,6 +153,11 @@ def names_widths_alone(refusal: str) -> bool:
 def names_device_alone(refusal: str) -> bool:
     """Say whether a refusal is of a width that the device itself lacks, whatever tables are asked and how."""
     return refusal.startswith(_OF_DEVICE)
+
+
+def names_experts_alone(refusal: str) -> bool:
+    """Say whether a refusal is of experts that nobody measured; an excerpt has all rows of their shapes and widths."""
+    return _OF_EXPERTS in refusal
 
 
 def slot_version(system: str, engine: str) -> str | None:

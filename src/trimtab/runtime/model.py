@@ -12,7 +12,7 @@ import msgspec
 from trimtab.core.config import EngineConfig
 from trimtab.core.ports import LaunchError
 from trimtab.core.revision import Model, Revision
-from trimtab.engines.gguf import GGUFError, GGUFHeader, read_header
+from trimtab.engines.gguf import MAGIC, GGUFError, GGUFHeader, read_header
 from trimtab.engines.llamacpp import MICRO_BATCH_TOKENS_MAX, NAME
 from trimtab.runtime.model_copy import blocked_copy
 
@@ -88,6 +88,8 @@ def _sha256(path: Path) -> str:
 def check_model(path: str) -> GGUFHeader:
     """Check that a GGUF file is there and whole, and return its header; raises `LaunchError`."""
     try:
+        if (other := other_kind(Path(path))) is not None:
+            raise LaunchError(f"the model {path} {other}")
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 16:
@@ -95,13 +97,45 @@ def check_model(path: str) -> GGUFHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _read_mapped(data, size)
     except FileNotFoundError as error:
+        named = "" if path.endswith(".gguf") else "; no model is fetched by its name or address"
         raise LaunchError(
-            f"there is no model at {path}: name an existing GGUF file (engine.model, --model)"
+            f"there is no model at {path}: name an existing GGUF file (engine.model, --model){named}"
         ) from error
     except OSError as error:
         raise LaunchError(f"the model {path} cannot be read: {error.strerror}") from error
     except GGUFError as error:
         raise LaunchError(f"the model {path} is not usable: {error}") from error
+
+
+def other_kind(path: Path) -> str | None:
+    """Say what lies at a path where a GGUF file was wanted, and what to name instead; None where it may be one."""
+    if path.is_dir():
+        if files := sorted(path.glob("*.gguf")):
+            return f"is a folder, and the embedded engine reads one GGUF file: name it, such as {files[0]}"
+        if holds_checkpoint(path):
+            return (
+                "is a folder of weights as vLLM and SGLang serve them, and the embedded engine reads a GGUF file: name "
+                f"one, such as llama.cpp's convert_hf_to_gguf.py makes of {path}"
+            )
+        return (
+            "is a folder, and holds neither a GGUF file nor a model's config.json: name a GGUF file"
+        )
+    if holds_checkpoint(path.parent) and path.is_file() and not _begins_as_gguf(path):
+        return (
+            "is part of a folder of weights as vLLM and SGLang serve them, and no GGUF file: name one, such as "
+            f"llama.cpp's convert_hf_to_gguf.py makes of {path.parent}"
+        )
+    return None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def holds_checkpoint(path: Path) -> bool:
+    """Say whether a path is a folder with a model's configuration, as vLLM and SGLang serve it."""
+    return path.is_dir() and (path / "config.json").is_file()
 
 
 def _read_mapped(data: mmap.mmap, size: int) -> GGUFHeader:

@@ -47,7 +47,13 @@ def files_of(folder: Path) -> dict[str, tuple[StoredTensor, ...]]:
     """
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
-        raise LaunchError(f"{folder} holds no *.safetensors: name a folder of such weights")
+        others = sorted(
+            path.name for each in ("*.bin", "*.pt", "*.gguf") for path in folder.glob(each)
+        )
+        held = f" but {others[0]}: save them as such (save_pretrained)" if others else ""
+        raise LaunchError(
+            f"{folder} holds no *.safetensors{held or ': name a folder of such weights'}"
+        )
     files = {name: tensors_of(folder / name) for name in names}
     _check_index(folder, files)
     return files

@@ -71,7 +71,7 @@ async def _seen(url: str, prompts: int, concurrencies: Sequence[int]) -> SpeedSe
         raise ArmError(f"{url} gave no latency: status {alone.status} {alone.error or ''}")
     rates: dict[int, float] = {}
     for streams in concurrencies:
-        found = await _steady(url, streams, 1000 * prompts + streams)
+        found = await _steady(url, streams, 1000 * prompts + streams, OUTPUT_TOKENS)
         rate = found.summary.output_tokens_per_s
         if not rate or found.summary.errors:
             raise ArmError(f"{url} failed at {streams} streams: {found.summary.errors}")
@@ -79,9 +79,7 @@ async def _seen(url: str, prompts: int, concurrencies: Sequence[int]) -> SpeedSe
     return SpeedSeen(alone.ttft_ms, alone.tpot_ms, rates)
 
 
-async def _steady(
-    url: str, concurrency: int, seed: int, output_tokens: int = OUTPUT_TOKENS
-) -> LoadResult:
+async def _steady(url: str, concurrency: int, seed: int, output_tokens: int) -> LoadResult:
     shape = Steady(
         concurrency=concurrency,
         input_tokens=INPUT_TOKENS,

@@ -23,7 +23,14 @@ from trimtab.quality.sensitivity import Sensitivity
 from trimtab.runtime import quality_pair as pair
 from trimtab.runtime.gguf_codec import convert
 from trimtab.runtime.launcher import LlamaCppLauncher
-from trimtab.runtime.model import KV_BYTES, check_model, engine_version, find_model
+from trimtab.runtime.model import (
+    KV_BYTES,
+    check_model,
+    engine_version,
+    find_model,
+    holds_checkpoint,
+    resolved,
+)
 from trimtab.runtime.quality_arm import QualityArm, Window
 from trimtab.runtime.quantize_ask import QuantizeAsk
 from trimtab.runtime.quantize_checks import check_tokenizer, check_weights
@@ -44,6 +51,11 @@ class LlamaCppLadder:
     def __init__(self, ask: QuantizeAsk, session: aiohttp.ClientSession, clock: Clock) -> None:
         self._ask = ask
         self._session = session
+        if ask.model and holds_checkpoint(folder := resolved(ask.model)):
+            raise LaunchError(
+                f"{folder} is a folder of weights as vLLM and SGLang serve them, and llama.cpp's ladder is one of GGUF "
+                "files: give --engine vllm, whose ladder is one of such folders, or name a GGUF file"
+            )
         self._source = find_model(ask.model)
         header = check_model(self._source.path)
         check_tokenizer(self._source.path, header)

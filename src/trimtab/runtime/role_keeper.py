@@ -3,7 +3,7 @@
 Seen are requests when they end: TTFT, TPOT, whether the prompt was long and where it was computed. What KV is in use
 is told by slots: an embedded replica's slots are its KV, and it never preempts; servers of others tell both themselves,
 and where one does not, nothing moves. A change drains the replica, waits for its hand-overs, then flips its role by
-routing; it restarts only where its role has a revision of its own, and a server of others never does.
+routing; it restarts only where its role has settings of its own, and a server of others never does.
 While a lever is being proven, or holds replicas, roles and the mark from which prompts travel stay: the comparison
 would change under it.
 """
@@ -28,6 +28,7 @@ from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.role_watch import RoleSides, RoleTargets, RoleWatch, chosen
 from trimtab.policies.roles import RoleRules, RolesState, control
 from trimtab.runtime.fleet import ReplicaInfo
+from trimtab.runtime.role_settings import RoleSettings, settings_for, settings_words
 
 REASONS_EVERY_S: Final = 60.0
 """How often another reason to hold is written down, so that one that flickers does not fill the ledger."""
@@ -41,12 +42,16 @@ class RoleRefusedError(Exception):
 
 
 class RoleChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done for somebody who asked. `roles`: of all replicas now; `event_id`: the decision in the ledger."""
+    """What was done for somebody who asked. `roles`: of all replicas now; `event_id`: the decision in the ledger.
+
+    `restarted_with`: what it runs now where its role has settings of its own, empty where routing was enough.
+    """
 
     replica: str
     role: Role
     event_id: str
     roles: dict[str, Role]
+    restarted_with: str = ""
 
 
 class RoleFleet(Protocol):
@@ -71,17 +76,25 @@ class RoleFleet(Protocol):
         revision: Revision,
         *,
         drain_timeout_s: float,
+        threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a replica and give it another role; raises `LaunchError`, and it serves on as before."""
+        """Drain a replica and give it another role; raises `LaunchError`, and it serves on as before.
+
+        It restarts where it does not run the role's revision and threads (0: its share of the cores).
+        """
         ...
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
-    """How full replicas that decode are: mean share of their KV in use, preemptions since the last look; or unknown."""
+    """How full replicas that decode are: mean share of their KV in use, preemptions since the last look; or unknown.
+
+    `looked`: whether anybody told of preemptions since the last tick.
+    """
 
     kv_used_share: float | None
     preemptions: int | None
+    looked: bool = True
 
 
 def slots_pressure(decode: Sequence[ReplicaView]) -> Pressure:
@@ -133,7 +146,7 @@ class RoleKeeper:
             self._watch, self._since_s = self._new_watch(), self._parts.clock.mono_s()
         if before.mode is RolesMode.FOLLOW and config.mode is not RolesMode.FOLLOW:
             self._state = RolesState()
-            self._parts.threshold(self._state.local_factor)
+            self._parts.threshold(self._state.mark.factor)
 
     def _new_watch(self) -> RoleWatch:
         config = self.config
@@ -144,18 +157,27 @@ class RoleKeeper:
         )
         return RoleWatch(targets, self.config.window_s, self.config.cooldown_s)
 
-    def revision_for(self, role: Role) -> Revision:
+    def settings_for(self, role: Role) -> RoleSettings:
         """Return what a replica of a role runs."""
-        chunk_tokens = self.config.prefill_chunk_tokens
-        if role is not Role.PREFILL or chunk_tokens == 0:
-            return self._parts.baseline
-        return self._parts.baseline.replace(chunk_tokens=chunk_tokens)
+        return settings_for(role, self.config, self._parts.baseline)
+
+    @property
+    def baseline_id(self) -> str:
+        """The revision that replicas have where no lever gave them another."""
+        return self._parts.baseline.id
+
+    def prefilling(self) -> tuple[str, ...]:
+        """Return the replicas that prefill for the others now."""
+        return tuple(one.id for one in self._parts.fleet.infos() if one.role is Role.PREFILL)
 
     def on_record(self, record: RequestRecord) -> None:
-        """Take in a request that ended; one that failed teaches nothing, nor does any while roles are fixed."""
-        if not record.ok or self.config.mode is not RolesMode.FOLLOW:
+        """Take in a request that ended; one that failed teaches no times, and none does while roles are fixed."""
+        if self.config.mode is not RolesMode.FOLLOW:
             return
         now_s = self._parts.clock.mono_s()
+        if not record.ok:
+            self._watch.failed(now_s)
+            return
         if record.ttft_ms is not None:
             self._watch.first_token(now_s, record.ttft_ms)
         if record.tpot_ms is not None:
@@ -215,11 +237,8 @@ class RoleKeeper:
         before, held = self._state, holder_of(self._parts.plan())
         self._state, made = control(before, seen, self._rules())
         if held:
-            factor = before.local_factor
-            self._state = msgspec.structs.replace(
-                self._state, local_factor=factor, factored_at_s=before.factored_at_s
-            )
-            made = msgspec.structs.replace(made, local_factor=factor)
+            self._state = msgspec.structs.replace(self._state, mark=before.mark)
+            made = msgspec.structs.replace(made, local_factor=before.mark.factor)
         self._parts.threshold(made.local_factor)
         if made.action is not RoleAction.HOLD and held:
             # Nothing moved, so nothing cools down.
@@ -246,6 +265,8 @@ class RoleKeeper:
             moving=int(self._lock.locked()),
             kv_used_share=pressure.kv_used_share,
             preemptions=pressure.preemptions,
+            looked=pressure.looked,
+            in_flight=sum(one.in_flight for one in view.replicas),
         )
 
     def _say(self, event: RolesDecided, made: RolesDecision, now_s: float) -> None:
@@ -275,11 +296,13 @@ class RoleKeeper:
             )
 
     async def _change(self, replica: str, role: Role, cause: str | None) -> None:
+        settings = self.settings_for(role)
         async with self._lock:
             await self._parts.fleet.take_role(
                 replica,
                 role,
-                self.revision_for(role),
+                settings.revision,
+                threads=settings.threads,
                 drain_timeout_s=self.config.drain_s,
                 cause_id=cause,
             )
@@ -306,9 +329,17 @@ class RoleKeeper:
             raise RoleRefusedError(f"{replica} prefills already")
         asked = RolesDecided(replica=replica, role=role, because="a person asked")
         cause = self._parts.sink.append(asked, cause_id=self._parts.cause(), durable=True)
+        before = fleet.info(replica)
         await self._change(replica, role, cause)
-        roles = {info.id: info.role for info in fleet.infos()}
-        return RoleChanged(replica=replica, role=roles[replica], event_id=cause, roles=roles)
+        roles, now = {info.id: info.role for info in fleet.infos()}, fleet.info(replica)
+        differs = (now.revision, now.threads) != (before.revision, before.threads)
+        return RoleChanged(
+            replica=replica,
+            role=roles[replica],
+            event_id=cause,
+            roles=roles,
+            restarted_with=settings_words(now.revision, now.threads) if differs else "",
+        )
 
 
 def _is_measured(cost: CostModel) -> bool:

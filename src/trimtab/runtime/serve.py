@@ -128,6 +128,8 @@ def standing_of(system: System, cost: CostModel) -> Standing:
         target_gain=system.config.levers.target_gain,
         attached=system.attached is not None,
         prefill_replicas=sum(one.role is Role.PREFILL for one in system.fleet.infos()),
+        prefill_restarts=system.roles.settings_for(Role.PREFILL)
+        != system.roles.settings_for(Role.MIXED),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from trimtab.core.accelerators import UnknownAcceleratorError, find_accelerator
+from trimtab.core.nearest import nearest_names
 from trimtab.core.ports import EngineFormatError
 from trimtab.core.served import Accelerator, ModelShape
 from trimtab.diagnosis.served_facts import ServedFacts
@@ -18,6 +19,7 @@ from trimtab.runtime.ceilings import measured_cpu
 from trimtab.runtime.served_sources import SourceError
 
 FACTS_BYTES_MAX: Final = 1024 * 1024
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt")
 GGUF_HEADER_BYTES_MAX: Final = 64 * 1024 * 1024
 _POSITIVE: Final = ("slots", "accelerators", "ttft_ms_target", "tpot_ms_target")
 LOCAL_CPU: Final = "cpu"
@@ -70,9 +72,12 @@ def read_model(text: str) -> ModelShape:
     if not path.is_file():
         found = find_model_shape(text)
         if found is None:
-            names = ", ".join(known_names())
-            raise SourceError(f"{text} is no file and no known model; known are: {names}")
+            raise SourceError(_no_model(path, text))
         return found
+    if path.suffix in _WEIGHTS:
+        raise SourceError(
+            f"{path} holds weights and does not say whose: name the folder, whose config.json does"
+        )
     try:
         with path.open("rb") as opened:
             head = opened.read(GGUF_HEADER_BYTES_MAX)
@@ -86,6 +91,19 @@ def read_model(text: str) -> ModelShape:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except EngineFormatError as error:
         raise SourceError(f"{path} describes no model: {error}") from error
+
+
+def _no_model(path: Path, text: str) -> str:
+    """Say what is wrong with a model that is neither a file nor a known name, and what to give."""
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        instead = f"name the GGUF file, such as {files[0]}" if files else "name a config.json"
+        return f"{text} is a folder without a config.json: {instead}"
+    names = ", ".join(nearest_names(text, known_names()) or known_names())
+    return (
+        f"{text} is no file and no known model (none is fetched): give the config.json that its server was started "
+        f"with, or its folder, or one of these names: {names}"
+    )
 
 
 def find_hardware(name: str) -> Accelerator:

@@ -55,6 +55,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the replicas are servers of others, which trimtab cannot restart."""
 
     prefill_replicas: int = 0
+    prefill_restarts: bool = False
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +145,7 @@ class Situations:
             refused=refused,
             attached=standing.attached,
             prefill_replicas=standing.prefill_replicas,
+            prefill_restarts=standing.prefill_restarts,
         )
 
     def choose(

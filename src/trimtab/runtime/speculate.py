@@ -14,13 +14,13 @@ from typing import Final
 
 import aiohttp
 
-from trimtab.core.ports import Clock
+from trimtab.core.ports import Clock, LaunchError
 from trimtab.core.revision import Revision
 from trimtab.levers.speculation_depths import best_drafting
 from trimtab.levers.speculation_found import Speculated
 from trimtab.runtime.asked_arm import ArmError
 from trimtab.runtime.launcher import LlamaCppLauncher
-from trimtab.runtime.model import baseline_revision, check_model
+from trimtab.runtime.model import baseline_revision, check_model, holds_checkpoint, resolved
 from trimtab.runtime.speculate_answer import (
     Measured,
     answer_of,
@@ -128,7 +128,7 @@ class Speculator:
             say=self._part(0.4, 0.8),
         )
         points = points_of(loops, times, chosen.counts, ask.measured_batches)
-        # Where none is best, the next one still shows what it would do to each kind of traffic.
+        # Where no gain is shown, the depth next to that still tells what it does to each kind of traffic.
         depth = best_drafting(points, ask.batch)
         await stage.idle(arms[depth])
         await stage.spread(off, arms[depth], range(len(asked)))
@@ -147,6 +147,20 @@ class Speculator:
 
     def _part(self, low: float, high: float) -> Progress:
         return lambda done, words: self._say(low + (high - low) * done, words)
+
+
+def check_given(model: str) -> None:
+    """Refuse a model that drafts cannot be measured with, before anything is made for it; raises `LaunchError`."""
+    if not model:
+        return
+    path = resolved(model)
+    if holds_checkpoint(path):
+        raise LaunchError(
+            f"{path} is a folder of weights as vLLM and SGLang serve them; drafts are measured on the embedded engine, "
+            "which reads a GGUF file: name one; what drafts would find in the traffic of servers of such weights, "
+            "trimtab repeats tells of their recorded requests"
+        )
+    check_model(str(path))
 
 
 def _context(samples: tuple[DraftSample, ...]) -> int:

@@ -92,6 +92,7 @@ def points_of(
                     ).tpot_ms,
                     measured_tpot_ms=sum(one.active_ms for one in here) / tokens,
                     tokens_per_s=None if depth == 0 else ratio,
+                    rounds=tuple(one.tokens_per_s for one in here),
                 )
             )
     return tuple(found)

@@ -335,7 +335,8 @@ class System(Recent):
     def fleet_facts(self) -> FleetFacts:
         """What is known of the fleet without measuring it."""
         free = None if self.attached else memory_available()
-        return facts_of(self.fleet.infos(), self.baseline, self.processes, free_bytes=free)
+        infos = self.fleet.infos()
+        return facts_of(infos, self.baseline, self.processes, self.config, free_bytes=free)
 
     def _made_router(self, seed: int) -> Router:
         return Router(

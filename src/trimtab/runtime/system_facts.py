@@ -49,6 +49,7 @@ def facts_of(
     infos: Sequence[ReplicaInfo],
     baseline: Revision,
     processes: ProcessReader,
+    config: Config,
     *,
     free_bytes: int | None,
 ) -> FleetFacts:
@@ -58,6 +59,7 @@ def facts_of(
         replicas=len(infos),
         slots=baseline.slots,
         context_tokens=baseline.context_tokens,
-        threads=infos[0].threads if infos else 1,
+        threads=sum(info.threads for info in infos) / len(infos) if infos else 1.0,
         memory_available_bytes=None if free_bytes is None else free_bytes + resident,
+        travel_tokens=config.handover.mark_tokens(config.engine.chunk_tokens),
     )

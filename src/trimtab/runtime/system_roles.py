@@ -1,6 +1,6 @@
 """The roles of a system's replicas: what they start with, and who keeps them from then on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from trimtab.core.config import Config
@@ -14,7 +14,9 @@ from trimtab.engines.served_load import drafts_nothing
 from trimtab.policies.router import Router
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.fleet import Fleet
+from trimtab.runtime.hardware import core_count
 from trimtab.runtime.role_keeper import Pressure, RoleKeeper, RoleParts, slots_pressure
+from trimtab.runtime.role_settings import check_settings
 
 
 def build_roles(
@@ -39,7 +41,8 @@ def build_roles(
         sink=ledger,
         clock=clock,
         baseline=baseline,
-        chunk_tokens=config.engine.chunk_tokens,
+        # What travels is long: the mark of hand-overs, not the engine's own, where they differ.
+        chunk_tokens=config.handover.mark_tokens(config.engine.chunk_tokens),
         threshold=threshold,
         cause=cause,
         drafts_nothing=_DraftsNothing(fleet),
@@ -82,44 +85,63 @@ class _DraftsNothing:
         return last and of == process
 
 
+class _Page(NamedTuple):
+    """What a server's page told of preemptions since its start, and when it was read."""
+
+    at_s: float
+    preempted: float
+
+
 class ToldPressure:
-    """What attached servers tell of their KV and preemptions; where one does not tell, neither is known."""
+    """What attached servers tell of their KV and preemptions; where one does not tell, neither is known.
+
+    Pages are read less often than roles tick, each server's at times of its own: between them nobody looked.
+    """
 
     def __init__(self, fleet: AttachedFleet) -> None:
         self._fleet = fleet
-        self._preempted: dict[str, float] = {}
+        self._pages: dict[str, _Page] = {}
 
     def __call__(self, decode: Sequence[ReplicaView]) -> Pressure:
-        """Return their mean share of KV in use, and how many requests they preempted since the last look."""
+        """Return their mean share of KV in use, and how many requests they preempted by pages that are new."""
         shares = [one.kv_used_share for one in decode]
         known = [share for share in shares if share is not None]
-        grown = [self._grown(one.id) for one in decode]
-        told = [each for each in grown if each is not None]
+        before, pages = self._pages, {one.id: self._page(one.id) for one in decode}
+        # One that did not decode a tick ago tells what it preempted in another role, which is no want of room here.
+        self._pages = {id_: page for id_, page in pages.items() if page is not None}
+        new = [
+            page.preempted - before[id_].preempted
+            for id_, page in self._pages.items()
+            if id_ in before and page.at_s != before[id_].at_s
+        ]
+        is_told = len(self._pages) == len(pages)
         return Pressure(
             kv_used_share=sum(known) / len(known) if known and len(known) == len(shares) else None,
-            preemptions=round(sum(told)) if len(told) == len(grown) else None,
+            # Counters of a server that was started anew begin at nothing.
+            preemptions=round(sum(max(0.0, each) for each in new)) if is_told else None,
+            looked=bool(new),
         )
 
-    def _grown(self, replica: str) -> float | None:
+    def _page(self, replica: str) -> _Page | None:
         sample = self._fleet.sample(replica)
-        now = None if sample is None else sample.counter_sum(Counter.PREEMPTIONS)
-        if now is None:
-            return None
-        before = self._preempted.get(replica, now)
-        self._preempted[replica] = now
-        return max(0.0, now - before)
+        told = None if sample is None else sample.counter_sum(Counter.PREEMPTIONS)
+        return None if sample is None or told is None else _Page(sample.at_s, told)
 
 
-def first_roles(config: Config, names: Sequence[str], least: int = 0) -> dict[str, Role]:
+def first_roles(
+    config: Config, names: Sequence[str], least: int = 0, held: Collection[str] = ()
+) -> dict[str, Role]:
     """Return the roles that are not mixed at a start: the last replicas prefill for the others.
 
-    `least`: as many as a lever has that is on, whatever the configuration says; one replica always decodes.
+    `least`: as many as a lever has that is on, whatever the configuration says; one replica always decodes. `held`: in
+    a revision of another lever, which its role would replace.
     """
-    prefill = min(max(config.roles.prefill, least), len(names) - 1)
+    free = [name for name in names if name not in held]
+    prefill = min(max(config.roles.prefill, least), len(names) - 1, len(free))
     if prefill <= 0:
         return {}
-    first = len(names) - prefill
-    return {name: Role.PREFILL if at >= first else Role.DECODE for at, name in enumerate(names)}
+    ahead = free[-prefill:]
+    return {name: Role.PREFILL if name in ahead else Role.DECODE for name in names}
 
 
 async def start_fleet(
@@ -130,10 +152,15 @@ async def start_fleet(
     least: int,
     cause_id: str | None,
 ) -> None:
-    """Start replicas in their roles; those that prefill may have a revision of their own. Raises `LaunchError`."""
-    roles = first_roles(config, tuple(revisions), least)
-    started = {
-        name: keeper.revision_for(Role.PREFILL) if roles.get(name) is Role.PREFILL else revision
-        for name, revision in revisions.items()
-    }
-    await fleet.start(started, roles=roles, cause_id=cause_id)
+    """Start replicas in their roles; those that prefill may have settings of their own. Raises `LaunchError`."""
+    check_settings(config, keeper.settings_for(Role.MIXED).revision, cores=core_count())
+    held = [name for name, revision in revisions.items() if revision.id != keeper.baseline_id]
+    roles = first_roles(config, tuple(revisions), least, held)
+    prefill = [name for name in revisions if roles.get(name) is Role.PREFILL]
+    own = keeper.settings_for(Role.PREFILL)
+    await fleet.start(
+        {**revisions, **dict.fromkeys(prefill, own.revision)},
+        roles=roles,
+        threads=dict.fromkeys(prefill, own.threads),
+        cause_id=cause_id,
+    )

@@ -14,7 +14,7 @@ import msgspec
 
 import trimtab.engines
 from trimtab.core.ports import LaunchError
-from trimtab.runtime.model import resolved
+from trimtab.runtime.model import holds_checkpoint, resolved
 
 REQUIREMENTS: Final = Path(trimtab.engines.__file__).with_name("vllm_requirements.txt")
 PLUGINS: Final = Path(trimtab.engines.__file__).with_name("vllm_plugins")
@@ -38,10 +38,15 @@ class VllmEnvironment(msgspec.Struct, frozen=True):
     def model(self, name: str) -> Path:
         """Return the folder of a checkpoint by its name here, or of a path; raises `LaunchError`."""
         folder = self.checkpoints / name if name in CHECKPOINTS else resolved(name)
-        if not (folder / "config.json").is_file():
+        if not holds_checkpoint(folder):
+            what = f"there is no model at {folder}"
+            if folder.is_dir():
+                what = f"{folder} has no config.json"
+            elif folder.is_file():
+                what = f"{folder} is a file, and vLLM serves a folder"
             raise LaunchError(
-                f"there is no model at {folder}: name one of {', '.join(CHECKPOINTS)} (make engine-vllm makes them) "
-                "or a folder with a config.json and weights"
+                f"{what}: name one of {', '.join(CHECKPOINTS)} (make engine-vllm makes them) or a folder with a "
+                "config.json and weights; no model is fetched by its name or address"
             )
         return folder.resolve()
 

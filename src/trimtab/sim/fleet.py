@@ -321,6 +321,8 @@ class Fleet:
         if self.hand_overs is not None:
             self.hand_overs.abandon(now_s, request)
         if outcome is not Outcome.FINISHED or job is None:
+            if self.role_control is not None:
+                self.role_control.watch.failed(now_s)
             self.records.ended(request.row, outcome, (now_s - request.arrival.at_s) * 1000.0)
             return
         assert job.first_token_s is not None

@@ -56,6 +56,7 @@ class RolesSpec(msgspec.Struct, frozen=True, kw_only=True):
     told: LinkRate | None
     timeout_s: float | None = None
     prefill_budget_tokens: int | None = None
+    prefill_streams_max: int | None = None
     change_s: float = 0.0
     keeps_cache: bool = True
     control: RoleControlSpec | None = None

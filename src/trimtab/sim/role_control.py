@@ -44,7 +44,7 @@ class RoleControl:
         self._gateways = gateways
         self._state = RolesState()
         self._next_s = control_spec.tick_s
-        self._preempted = 0
+        self._preempted: dict[str, int] = {}
 
     def prefills(self, now_s: float, uncached_tokens: int, *, ahead: bool) -> None:
         """Take in a prompt that is computed; short ones keep nobody from answering."""
@@ -77,7 +77,8 @@ class RoleControl:
             decode=decode,
             moving=moving,
             kv_used_share=sum(shares) / len(shares) if shares else None,
-            preemptions=self._preemptions(replicas),
+            preemptions=self._preemptions(decode, replicas),
+            in_flight=sum(gateway.load.in_flight for gateway in self._gateways),
         )
         cost = self._roles.cost
         idle_ms = None if cost is None else cost.idle_step_ms
@@ -90,10 +91,14 @@ class RoleControl:
         self.moves.append(made)
         return chosen(made, sides, lambda id_: replicas[id_].in_flight)
 
-    def _preemptions(self, replicas: dict[str, AnyReplica]) -> int:
-        preempted = sum(replica.preemptions for replica in replicas.values())
-        grown, self._preempted = preempted - self._preempted, preempted
-        return grown
+    def _preemptions(self, decode: Sequence[str], replicas: dict[str, AnyReplica]) -> int:
+        """Return what replicas that decode preempted since the last tick; one that is new to them begins anew."""
+        before, self._preempted = (
+            self._preempted,
+            {id_: replicas[id_].preemptions for id_ in decode},
+        )
+        grown = (now - before.get(id_, now) for id_, now in self._preempted.items())
+        return sum(max(0, each) for each in grown)
 
     def _set_threshold(self, factor: float) -> None:
         raised = with_mark_raised(self._roles.rules, factor)

@@ -55,6 +55,7 @@ class Roster:
         self._lost = lost
         self._streams = streams
         self._hosts = Hosts(spec.replica)
+        self._prefill_spec = _prefill_spec(spec)
         prefill = 0 if spec.roles is None else spec.roles.prefill
         for at in range(spec.replicas):
             # The last ones prefill, as the last is the one that changes first.
@@ -75,10 +76,7 @@ class Roster:
 
     def spec_for(self, role: Role) -> ReplicaSpec:
         """Return what a replica of a role can do."""
-        spec, roles = self.spec.replica, self.spec.roles
-        if role is not Role.PREFILL or roles is None or roles.prefill_budget_tokens is None:
-            return spec
-        return msgspec.structs.replace(spec, budget_tokens=roles.prefill_budget_tokens)
+        return self._prefill_spec if role is Role.PREFILL else self.spec.replica
 
     def add(
         self,
@@ -232,7 +230,7 @@ class Roster:
             role=self.roles[replica],
             revision="simulated",
             state=state,
-            slots=self.spec.replica.streams_max,
+            slots=self.spec_for(self.roles[replica]).streams_max,
             speculating=self.replicas[replica].spec.drafts is not None,
             started_at_s=now_s,
             kv_key="simulated",
@@ -288,3 +286,14 @@ class _Reading(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     shares: Floats
     counts: Sequence[tuple[int, int]]
+
+
+def _prefill_spec(spec: FleetSpec) -> ReplicaSpec:
+    replica, roles = spec.replica, spec.roles
+    if roles is None:
+        return replica
+    return msgspec.structs.replace(
+        replica,
+        budget_tokens=roles.prefill_budget_tokens or replica.budget_tokens,
+        streams_max=roles.prefill_streams_max or replica.streams_max,
+    )

@@ -277,6 +277,8 @@ class RolesSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds after which a transfer is given up and the prompt computed where it decodes; none: never."""
     prefill_budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Tokens of a step of a prefill replica; none: as the others."""
+    prefill_streams_max: Annotated[int, Meta(ge=1)] | None = None
+    """Requests that a prefill replica runs at once; none: as the others."""
     change_s: Annotated[float, Meta(ge=0, description="Seconds to change role once drained.")] = 0.0
     keeps_cache: bool = True
     control: RoleControlSection | None = None

@@ -75,6 +75,7 @@ def roles_spec(scenario: Scenario) -> RolesSpec | None:
         told=LinkRate(setup_ms=link.setup_ms, ms_per_token=token_ms),
         timeout_s=roles.transfer_timeout_s,
         prefill_budget_tokens=roles.prefill_budget_tokens,
+        prefill_streams_max=roles.prefill_streams_max,
         change_s=roles.change_s,
         keeps_cache=roles.keeps_cache,
         control=None if roles.control is None else _control_spec(scenario, roles.control),

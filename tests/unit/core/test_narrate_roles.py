@@ -38,18 +38,40 @@ def test_decision_says_n_and_window_of_requests_and_of_transfers() -> None:
     """A P90 of twelve in a minute is another than one of two."""
     words = tell_event(RolesDecided(decision=HELD, seen=SEEN))
     assert words == (
-        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.47 of their targets, "
+        "Roles: roles stay (within_band): P90 of TTFT at 0.48 and of TPOT at 0.50 of their targets, "
+        "mean over ticks, each counted up to 2 (at this tick 0.48 and 0.47), "
         "1 prefill and 3 others ready, n=42 in 60 s, answers lose 30% of their time to load "
         "(n=97 in 180 s), "
         "P90 of 12 transfers 180 ms, 0.70 of what is dear in 60 s."
     )
 
 
-def test_ratios_are_those_of_the_tick_however_large() -> None:
-    """What is decided by is a mean counted up to 2, which is no P90: five times the target is said as five."""
-    late = msgspec.structs.replace(SEEN, ttft_ms_p90=2500.0, tpot_ms_p90=None)
-    words = tell_event(RolesDecided(decision=HELD, seen=late))
-    assert "P90 of TTFT at 5.00 and of TPOT at unknown of their targets, 1 prefill" in words
+def test_ratios_are_those_that_were_decided_by_and_the_ticks_beside_them() -> None:
+    """A tick may be far below its target when a change is made for the window's mean, which was far above."""
+    decided = msgspec.structs.replace(
+        HELD, reason=RoleReason.PREFILL_NEEDS, ttft_ratio=1.19, tpot_ratio=0.45
+    )
+    late = msgspec.structs.replace(SEEN, ttft_ms_p90=100.0, tpot_ms_p90=None)
+    words = tell_event(RolesDecided(decision=decided, seen=late))
+    assert "P90 of TTFT at 1.19 and of TPOT at 0.45 of their targets, mean over ticks" in words
+    assert "(at this tick 0.20 and unknown), 1 prefill" in words
+
+
+def test_ratio_of_a_tick_is_said_however_large() -> None:
+    """What is decided by is counted up to 2: five times the target is said as five."""
+    late = msgspec.structs.replace(SEEN, ttft_ms_p90=2500.0)
+    assert "(at this tick 5.00 and 0.47)" in tell_event(RolesDecided(decision=HELD, seen=late))
+
+
+def test_merge_under_low_traffic_says_how_little_was_under_way() -> None:
+    """The reason and the figure it stands on; no ratio stands for what nobody knows."""
+    low = msgspec.structs.replace(
+        HELD, action=RoleAction.MERGE, reason=RoleReason.LOW_TRAFFIC, ttft_ratio=None
+    )
+    seen = msgspec.structs.replace(SEEN, in_flight=0.3)
+    words = tell_event(RolesDecided(decision=low, seen=seen))
+    assert "(low_traffic): P90 of TTFT at unknown" in words
+    assert "0.3 requests under way on average" in words
 
 
 def test_ratios_without_what_was_seen_say_what_they_are() -> None:

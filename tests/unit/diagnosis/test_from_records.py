@@ -1,5 +1,6 @@
 """Readings from request records: what they say, and what they leave unknown."""
 
+import msgspec
 import pytest
 from situations import FLEET, WINDOW, request
 
@@ -187,3 +188,26 @@ def test_kv_of_running_requests_is_a_share_of_all_slots() -> None:
     found = read(request(0.0, prefill_ms=10_000.0, decode_ms=40_000.0, tokens=tokens))
     assert found.value(Name.KV_RUNNING_SHARE) == pytest.approx(1_024 / (8 * 2_048) / 4)
     assert found.value(Name.KV_RUNNING_SHARE_P95) == pytest.approx(1_024 / (8 * 2_048))
+
+
+def test_uncached_tokens_of_long_prompts_are_a_share_of_all_that_were_computed() -> None:
+    """Cached ones are no work; of a prompt that was sent ahead, what the other side computed counts."""
+    fleet = msgspec.structs.replace(FLEET, travel_tokens=256)
+    records = (
+        request(1.0, tokens=Tokens(prompt=1000, delivered=0, output=31)),
+        request(2.0, tokens=Tokens(prompt=5000, delivered=4900, output=31)),
+        request(3.0, tokens=Tokens(prompt=256, delivered=0, output=31)),
+        request(
+            4.0,
+            tokens=Tokens(prompt=700, delivered=699, ahead=644, output=31),
+            prefill_replica="replica-2",
+        ),
+        request(5.0, tokens=Tokens(output=31)),
+    )
+    found = readings_from_records(records, window=WINDOW, id_prefix="t", fleet=fleet)
+    share = found.get(Name.LONG_UNCACHED_SHARE)
+    assert isinstance(share, Evidence)
+    assert (share.value, share.samples) == (pytest.approx(1644 / 2000), 4)
+    unsaid = read(*records).get(Name.LONG_UNCACHED_SHARE)
+    assert isinstance(unsaid, Unknown)
+    assert "from how many tokens on" in unsaid.reason

@@ -135,7 +135,12 @@ def test_record_says_what_is_measured_and_what_is_fitted(paying: Speculated) -> 
     batch = next(one for one in record["triggers"] if one["name"] == "batch-over-break-even")
     assert "edit, measured: " in record["premise"]
     assert "intervals: 5.0 streams [4.0, 7.0]" in record["premise"]
-    assert "by the fit: 5.0 streams [4.0, 7.0]" in batch["because"]
+    assert "its gain is shown up to 4.0 streams" in record["premise"]
+    assert (
+        batch["because"] == "above batch 4.0 no gain is shown; break-even: 5.0 streams [4.0, 7.0]"
+    )
+    assert batch["off_at"] == 4.0
+    assert "at most 4.0 streams at once" in record["condition"]
 
 
 def test_no_record_where_it_stays_off() -> None:

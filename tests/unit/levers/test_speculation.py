@@ -165,7 +165,7 @@ def test_gain_at_every_measured_batch_stops_where_measuring_stopped() -> None:
         (None, "above batch 3.0 drafting loses aggregate throughput, on straight lines"),
         (
             BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=8),
-            "above batch 5.0 drafting loses aggregate throughput by the fit: 5.0 streams [4.0, 7.0]",
+            "above batch 4.0 no gain is shown; break-even: 5.0 streams [4.0, 7.0]",
         ),
         (
             BreakEven(batch=None, low=None, high=None, measured_to=8),
@@ -174,7 +174,7 @@ def test_gain_at_every_measured_batch_stops_where_measuring_stopped() -> None:
     ],
 )
 def test_trigger_claims_as_measured_only_what_was(even: BreakEven | None, because: str) -> None:
-    """A break-even is drawn between batches or fitted; above the largest batch nothing was seen to be lost."""
+    """A break-even is drawn between batches or has a range; above the largest batch nothing was seen to be lost."""
     (spec,) = [
         each
         for each in triggers_of(GAINS_UNTIL_3, fitted=even)

@@ -74,12 +74,24 @@ def test_verdict_names_the_depth_whose_figures_it_gives() -> None:
     assert "depth 4 gives 1.43" in because
 
 
+def test_verdict_names_deeper_drafts_that_are_not_shown_to_give_more() -> None:
+    """Why the shallower one is taken though a deeper one measured a little better."""
+    points = measured((1, 4, 1.43), (1, 8, 1.45), (2, 4, 1.4), (2, 8, 1.41))
+    pays, because, plan = said(points, 1, 4)
+    assert (pays, plan.choices[0].best_measured) == (True, 8)
+    assert "no other is shown to beat: 8 is not shown to give more than 4; it gains on" in because
+
+
 def test_nothing_is_drafted_above_the_break_even_and_the_verdict_says_so() -> None:
     """A gain that comes back at a larger batch is not used."""
     points = measured((1, 4, 1.2), (3, 4, 1.0), (4, 4, 0.9), (8, 4, 1.4))
     pays, because, _ = said(points, 8, 4)
     assert not pays
-    assert because == "at 8 streams nothing is drafted: the break-even is 3.0 streams"
+    assert because == (
+        "at 8 streams nothing is drafted: at batch 3 no depth is shown to give more tokens per second than none "
+        "(depth 4 gives 1.00 of the tokens per second [0.98, 1.02] in 3 rounds; break-even: 3.0 streams [2.8, 3.2]); "
+        "a gain above that is not used: depth 4 gives 1.40 of the tokens per second [1.38, 1.42] in 3 rounds"
+    )
 
 
 def test_gain_at_one_batch_of_a_depth_that_loses_at_the_smallest_does_not_pay() -> None:
@@ -89,8 +101,9 @@ def test_gain_at_one_batch_of_a_depth_that_loses_at_the_smallest_does_not_pay() 
     assert (pays, plan.alone.off_at) == (False, 0.0)
     assert because == (
         "at 8 streams depth 8 gives 1.30 of the tokens per second [1.28, 1.32] in 3 rounds, but a replica runs one "
-        "depth at every batch, and with this one batch 1 gives 0.95 of the tokens per second by the fit (break-even: "
-        "no gain at the smallest batch [0.0, 0.0]): it would be off at every batch"
+        "depth at every batch, and with this one none is shown at batch 1 (depth 8 gives 0.95 of the tokens per second "
+        "[0.93, 0.97] in 3 rounds; break-even: no gain at the smallest batch [0.0, 0.0]): it would be off at "
+        "every batch"
     )
 
 
@@ -102,14 +115,14 @@ def test_gain_at_one_batch_of_a_depth_that_loses_at_the_smallest_does_not_pay() 
     ],
     ids=["lost on the way", "lost a hair above"],
 )
-def test_depth_whose_own_break_even_is_no_higher_than_the_batch_does_not_pay(
+def test_depth_whose_gain_is_shown_to_no_higher_than_the_batch_does_not_pay(
     points: list[PointFigures],
 ) -> None:
-    """A record tells its break-even to a tenth of a stream: that has to lie above the batch asked about."""
+    """A record says to a tenth of a stream up to where it is on: that has to lie above the batch asked about."""
     pays, because, plan = said(points, 8, 8)
     assert not pays
     assert plan.alone.batch is not None
-    assert f"the break-even is {plan.alone.told}: it would go off above" in because
+    assert f"(break-even: {plan.alone.told}): it would go off above" in because
 
 
 def test_gain_at_the_largest_batch_measured_does_not_pay_there() -> None:
@@ -124,8 +137,10 @@ def test_gain_that_is_not_used_because_the_smallest_batch_has_none_is_told() -> 
     pays, because, plan = said(measured((1, 8, 0.97), (8, 8, 1.4), half=0.05), 8, 8)
     assert (pays, plan.break_even.batch) == (False, 0.0)
     assert because == (
-        "at 8 streams nothing is drafted: at batch 1 the best depth gives 0.97 of the tokens per second by the fit, "
-        "and a gain at a larger batch is not used: depth 8 gives 1.40 of the tokens per second [1.35, 1.45] in 3 rounds"
+        "at 8 streams nothing is drafted: at batch 1 no depth is shown to give more tokens per second than none "
+        "(depth 8 gives 0.97 of the tokens per second [0.92, 1.02] in 3 rounds; break-even: no gain at the "
+        "smallest batch [0.0, over 8]); a gain above that is not used: depth 8 gives 1.40 of the tokens per "
+        "second [1.35, 1.45] in 3 rounds"
     )
 
 
@@ -133,4 +148,18 @@ def test_no_gain_at_the_smallest_batch_is_said_of_that_batch_alone() -> None:
     """Asked about it, there is no other batch to speak of."""
     pays, because, _ = said(measured((1, 8, 0.97), (8, 8, 0.9)), 1, 8)
     assert not pays
-    assert because == "at 1 streams by the fit no depth gives more tokens per second than none"
+    assert because == (
+        "at 1 streams no depth is shown to give more tokens per second than none: depth 8 gives 0.97 of the tokens per "
+        "second [0.95, 0.99] in 3 rounds; break-even: no gain at the smallest batch [0.0, 0.0]"
+    )
+
+
+def test_predicted_gain_that_is_not_shown_does_not_pay() -> None:
+    """Predicted to gain by half, measured to gain by a fifth or to lose by a fifth: nothing is switched on for that."""
+    points = [point(1, 0, 10.0, 10.0), point(1, 8, 6.7, 9.9, half=0.2)]
+    pays, because, plan = said(points, 1, 8)
+    assert (pays, plan.choices[0].depth, plan.break_even.batch) == (False, 0, None)
+    assert (
+        "[0.81, 1.21] in 3 rounds; break-even: not reached up to batch 1 measured, may lie"
+        in because
+    )

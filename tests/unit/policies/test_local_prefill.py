@@ -104,6 +104,38 @@ def test_long_miss_that_would_stall_many_streams_goes_remote_with_both_predictio
     assert made.remote.ms == pytest.approx(900.0 + 1.0 + 40.0 + 10.0 + 0.1 * 31)
 
 
+@pytest.mark.parametrize("tokens_per_step", [1.0, 1.5, 3.0])
+def test_what_drafts_give_a_step_changes_no_prediction_of_it(tokens_per_step: float) -> None:
+    """A cost is told by the token: the same steps that give three tokens have a third of it, and stall as long."""
+    drafts = msgspec.structs.replace(
+        COST,
+        step_base_ms=COST.step_base_ms / tokens_per_step,
+        step_ms_per_stream=COST.step_ms_per_stream / tokens_per_step,
+        tokens_per_step=tokens_per_step,
+    )
+    plain = decide(asks(30_000), decode(streams=30), (prefill(),), RULES)
+    made = decide(asks(30_000), decode(streams=30, cost=drafts), (prefill(cost=drafts),), RULES)
+    assert (made.place, made.reason) == (plain.place, plain.reason)
+    assert made.local is not None
+    assert plain.local is not None
+    assert made.local.terms == pytest.approx(plain.local.terms)
+    assert made.remote is not None
+    assert plain.remote is not None
+    assert made.remote.terms == pytest.approx(plain.remote.terms)
+
+
+def test_no_stall_is_claimed_where_nobody_counted_what_a_step_gives() -> None:
+    """30 streams would be worth a hand-over; how long they usually wait is not known, so its own time decides."""
+    untold = msgspec.structs.replace(COST, tokens_per_step=None)
+    made = decide(asks(30_000), decode(streams=30, cost=untold), (prefill(cost=untold),), RULES)
+    assert made.local is not None
+    assert made.local.terms["stall"] == 0.0
+    assert (made.place, made.reason) == (PrefillPlace.LOCAL, PrefillReason.LOCAL_FASTER)
+    queued = decode(streams=30, cost=untold, queued_tokens=90_000)
+    made = decide(asks(30_000), queued, (prefill(cost=untold),), RULES)
+    assert made.place is PrefillPlace.REMOTE
+
+
 def test_raised_mark_keeps_more_prompts_local_and_makes_local_no_dearer() -> None:
     """What stalls streams are the engine's own chunks, wherever the mark stands from which prompts travel."""
     raised = with_mark_raised(with_mark_raised(RULES, 1.0), 4.0)

@@ -104,6 +104,24 @@ def test_rate_of_a_pair_is_its_own_once_it_handed_over() -> None:
     assert rates["b"].bytes_per_s == pytest.approx(1e9)
 
 
+def test_what_was_measured_where_prompts_are_prefilled_stands_for_it() -> None:
+    """Threads of its own make a replica another one; what the decode side takes says nothing of it."""
+    terms = []
+    for part in (1.0, 0.25):
+        made = fleet(a=HERE)
+        asked = pool(made)
+        asked.cost_there = msgspec.structs.replace(
+            COST, prefill_ms_per_token=part * COST.prefill_ms_per_token
+        )
+        decision = chosen(made, asked)
+        assert decision.local is not None
+        assert decision.remote is not None
+        terms.append((decision.local.terms["prefill"], decision.remote.terms["prefill"]))
+    (here, there), (here_still, there_quicker) = terms
+    assert here == here_still
+    assert there_quicker < there / 2
+
+
 @pytest.mark.parametrize("key", ["", "other"])
 def test_replica_of_another_kv_key_never_pairs(key: str) -> None:
     """An unknown key pairs with nothing either."""
@@ -151,7 +169,7 @@ def test_prefill_replica_costs_what_its_own_chunk_does() -> None:
 
 
 def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
-    """The first finds nobody coming; those after it find one a second, unless the replica has left meanwhile."""
+    """First nobody comes, then one a second, of which two replicas bear a half each; what left has none."""
     made = fleet(a=HERE)
     asked = pool(made)
 
@@ -163,6 +181,6 @@ def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
 
     first, later = [coming(number) for number in range(31)][::30]
     assert first[0] == 0.0
-    assert later[0] == pytest.approx(later[1] ** 2 / 2000.0)
+    assert later[0] == pytest.approx(0.5 * later[1] ** 2 / 2000.0)
     asked.forget("a")
     assert coming(31)[0] == 0.0

@@ -1,5 +1,6 @@
 """What a tick of the role control sees: steps and not tokens are compared, and transfers with their own prompts."""
 
+import msgspec
 import pytest
 
 from trimtab.core.roles import RolesSeen
@@ -119,3 +120,35 @@ def test_nothing_handed_over_is_no_quantile() -> None:
     one.moved(-10.0, 200.0, None)
     seen = seen_by(one)
     assert (seen.transfers, seen.transfer_ms_p90, seen.dearness_p90) == (0, None, None)
+
+
+def test_tick_between_two_pages_is_no_look_at_preemptions() -> None:
+    """Pages each third second show preemptions in every look that was had, and not in one tick of three."""
+    one = watch()
+    for tick in range(60):
+        is_new = tick % 3 == 0
+        sides = msgspec.structs.replace(SIDES, preemptions=2 if is_new else 0, looked=is_new)
+        seen = one.seen(float(tick), sides, step_idle_ms=IDLE_MS)
+    assert (seen.looks, seen.looks_preempted, seen.preemptions) == (20, 20, 0)
+    later = one.seen(118.0, SIDES, step_idle_ms=IDLE_MS)
+    assert (later.looks, later.looks_preempted) == (1, 0), "a look is forgotten with its window"
+
+
+def test_requests_under_way_are_a_mean_over_the_windows_ticks() -> None:
+    """One that happens to run at a tick makes no busy fleet, nor is a fleet idle because none does just then."""
+    one = watch()
+    for tick in range(60):
+        sides = msgspec.structs.replace(SIDES, in_flight=tick % 4)
+        seen = one.seen(float(tick), sides, step_idle_ms=IDLE_MS)
+    assert seen.in_flight == pytest.approx(1.5)
+    assert seen_by(watch()).in_flight is None, "nobody told"
+
+
+def test_requests_count_that_gave_a_token_or_ended() -> None:
+    """Answers of one token have no time per token and are requests all the same."""
+    one = watch()
+    for at in range(12):
+        one.first_token(10.0 + at, 100.0)
+    one.ended(30.0, 20.0, 1.0)
+    seen = seen_by(one)
+    assert (seen.requests, seen.samples) == (12, 1)

@@ -1,6 +1,7 @@
 """Role control: which cause moves which way, what freezes it, and that it neither flaps nor runs ahead."""
 
 import itertools
+from collections import deque
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from trimtab.policies.roles import (
     RolesState,
     control,
 )
+from trimtab.policies.travel_mark import TravelMark
 
 RULES = RoleRules(ticks=2, cooldown_s=100.0, window_s=50.0, work_high=0.6)
 
@@ -183,6 +185,116 @@ def test_replica_goes_where_it_is_predicted_to_help_answers_more(
     assert made.action is action
 
 
+QUIET: dict[str, object] = {
+    "samples": 9,
+    "requests": 9,
+    "prefill": 1,
+    "decode": 3,
+    "in_flight": 0.5,
+    "kv_used_share": 0.02,
+    "ahead_work": 0.03,
+    "local_work": 0.01,
+    "lost_share": None,
+}
+"""Nine requests a window, of which next to nothing runs at any time."""
+
+
+@pytest.mark.parametrize("more", [{}, {"ttft_ms_p90": None, "tpot_ms_p90": None, "samples": 0}])
+def test_roles_merge_under_low_traffic_by_what_is_known_of_few_requests(
+    more: dict[str, object],
+) -> None:
+    """No P90 of nine is known, nor what they lose; that few came, next to nothing runs and nothing is full, is."""
+    made = after(**{**QUIET, **more})
+    assert (made.action, made.reason, made.unknown) == (
+        RoleAction.MERGE,
+        RoleReason.LOW_TRAFFIC,
+        (),
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"in_flight": 1.1},
+        {"in_flight": None},
+        {"kv_used_share": 0.6},
+        {"kv_used_share": None},
+        {"preemptions": 1},
+        {"preemptions": None},
+        {"ahead_work": 0.2},
+        {"ahead_work": None},
+        {"local_work": 0.2},
+        {"local_work": None},
+        {"requests": 0, "samples": 0},
+        {"requests": 400},
+        {"prefill": 0, "decode": 4},
+        {"moving": 1},
+    ],
+)
+def test_few_requests_alone_merge_nothing(changes: dict[str, object]) -> None:
+    """Requests that wait, KV in use, long prompts at work or what is not known of them; or nobody who asks at all."""
+    made = after(**{**QUIET, **changes})
+    assert (made.action, made.reason) == (RoleAction.HOLD, RoleReason.UNKNOWN)
+
+
+@pytest.mark.parametrize("requests", range(1, 20))
+@pytest.mark.parametrize("work", [0.0, 0.05, 0.1])
+def test_merge_under_low_traffic_is_followed_by_no_split_of_the_same_load(
+    requests: int, work: float
+) -> None:
+    """However late the few are: within two hours of the same requests nothing moves back, and no more than once."""
+    state, roles, moves = RolesState(), (1, 3), []
+    for tick in range(2 * 360):
+        prefill, decode = roles
+        # Around ten a window counts go to and fro, so that P90s are known at times.
+        ended = requests + tick % 2
+        here, ahead = (0.0, work) if prefill else (work, 0.0)
+        values = {"samples": ended, "requests": ended, "local_work": here, "ahead_work": ahead}
+        late = {"tpot_ms_p90": 30.0, "ttft_ms_p90": 400.0, "lost_share": 0.0}
+        seen = sees(
+            at_s=10.0 * tick, **{**QUIET, **late, **values, "prefill": prefill, "decode": decode}
+        )
+        state, made = control(state, seen, RULES)
+        if made.action is not RoleAction.HOLD:
+            moves.append(made.action)
+            roles = (prefill - 1, decode + 1)
+    assert moves in ([], [RoleAction.MERGE])
+
+
+def preempting(pattern: str) -> list[RolesDecision]:
+    """What is decided over ten minutes in which looks preempt (x), do not (.) or are none ( ), again and again."""
+    state, decided = RolesState(), []
+    looks: deque[bool] = deque(maxlen=50)
+    rules = msgspec.structs.replace(RULES, ticks=3)
+    for tick in range(600):
+        look = pattern[tick % len(pattern)]
+        looks.append(look == "x")
+        seen = sees(
+            at_s=float(tick),
+            preemptions=2 if look == "x" else 0,
+            looks=min(tick + 1, 50)
+            - sum(pattern[at % len(pattern)] == " " for at in range(max(0, tick - 49), tick + 1)),
+            looks_preempted=sum(looks),
+        )
+        state, made = control(state, seen, rules)
+        decided.append(made)
+    return decided
+
+
+@pytest.mark.parametrize("pattern", ["x", "x.", "xx.", "x ", "x    ", "x" + " " * 24, "x. "])
+def test_steady_preemption_moves_a_replica_however_often_pages_come(pattern: str) -> None:
+    """Every look or every second, each tick or each twenty-fifth: decode gets a replica within one window."""
+    first = next(one for one in preempting(pattern) if one.action is not RoleAction.HOLD)
+    assert (first.action, first.reason) == (RoleAction.MORE_DECODE, RoleReason.DECODE_FULL)
+    assert first.at_s <= RULES.window_s
+
+
+@pytest.mark.parametrize("pattern", ["x" + "." * 49, "x" + "." * 24])
+def test_preemption_now_and_then_moves_nothing(pattern: str) -> None:
+    """One or two of a window's looks are no want of room."""
+    assert {one.action for one in preempting(pattern)} == {RoleAction.HOLD}
+
+
 @pytest.mark.parametrize("local_work", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("prefill", [0, 1, 2])
 def test_overloaded_fleet_gives_no_further_replica_to_prefill(
@@ -281,5 +393,5 @@ def test_hold_of_the_unknown_says_what_is_not_known() -> None:
 
 def test_nothing_handed_over_lowers_the_local_mark_again_and_freezes_nothing() -> None:
     """Nobody can say that transfers are dear that did not happen."""
-    _, made = control(RolesState(local_factor=4.0), sees(), RULES)
+    _, made = control(RolesState(mark=TravelMark(factor=4.0)), sees(), RULES)
     assert (made.local_factor, made.reason) == (2.0, RoleReason.WITHIN_BAND)

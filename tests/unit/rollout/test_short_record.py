@@ -18,6 +18,8 @@ from trimtab.core.lever import (
 )
 from trimtab.core.revision import Model, Revision
 from trimtab.core.types import Mode, RolloutState
+from trimtab.engines.kv_types import KvDevice
+from trimtab.engines.vllm_checks import GARBAGE_KV_TYPES
 from trimtab.rollout.score_file import read_scores
 from trimtab.rollout.short_record import Known, complete, parse_cut, parse_record
 from trimtab.rollout.short_shapes import SHARES
@@ -362,10 +364,10 @@ LOSSY_KV = CHUNK.replace("chunk_tokens = 128", 'kv_type = "{kv}"').replace(
 )
 
 
-def with_kv(kv_type: str, baseline: Revision) -> LeverRecord:
-    """A record that lowers KV, in a fleet of some engine."""
+def with_kv(kv_type: str, baseline: Revision, device: KvDevice = KvDevice.UNKNOWN) -> LeverRecord:
+    """A record that lowers KV, in a fleet of some engine on some device."""
     short = parse_record(LOSSY_KV.replace("{kv}", kv_type), source="lever.toml")
-    return complete(short, baseline=baseline, now_s=1000.0)
+    return complete(short, baseline=baseline, now_s=1000.0, known=Known(kv_device=device))
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,11 @@ def test_kv_type_that_the_engine_of_the_fleet_can_hold_is_taken(
         (REVISION, "fp8", "llamacpp does not hold its KV cache in 'fp8': use one of f16, bf16"),
         (VLLM, "int8_per_token_head", "without a word and answers with garbage"),
         (VLLM, "fp8_per_token_head", "without a word and answers with garbage"),
-        (VLLM, "turboquant_4bit_nc", "garbage (seen on CPUs): use one of auto, fp8"),
+        (
+            VLLM,
+            "turboquant_4bit_nc",
+            "is not told: use one of auto, fp8, fp8_e4m3, fp8_e5m2, or name",
+        ),
         (VLLM.replace(engine="unknown"), "fp8", "is known of llamacpp, sglang, vllm"),
     ],
 )
@@ -408,3 +414,44 @@ def test_kv_type_that_the_engine_cannot_hold_is_refused_with_its_choices(
         with_kv(kv_type, baseline)
     assert str(error.value).startswith("$.revision.kv_type: ")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kv_type", sorted(GARBAGE_KV_TYPES))
+def test_kv_type_that_is_garbage_on_cpus_is_judged_by_the_device(kv_type: str) -> None:
+    """Refused on CPUs with what was seen there; on an accelerator taken, and what is not known stands in the record."""
+    with pytest.raises(LeverRecordError, match=r"on CPUs starts with .* answers with garbage: use"):
+        with_kv(kv_type, VLLM, KvDevice.CPU)
+    record = with_kv(kv_type, VLLM, KvDevice.ACCELERATOR)
+    assert record.failure_modes[-1] == (
+        f"KV in {kv_type} was not tried on an accelerator with vllm: it may be refused, idle or garbage there; vllm on "
+        f"CPUs starts with {kv_type} without a word and answers with garbage"
+    )
+
+
+@pytest.mark.parametrize("kv_type", ["bfloat16", "nvfp4", "fp8_ds_mla"])
+def test_kv_type_that_vllm_names_is_refused_only_where_its_cpus_do_not_hold_it(
+    kv_type: str,
+) -> None:
+    """What CPUs take says nothing of accelerators; what vLLM does not name is refused everywhere."""
+    with pytest.raises(LeverRecordError, match="vllm on CPUs does not hold its KV cache in"):
+        with_kv(kv_type, VLLM, KvDevice.CPU)
+    for device in (KvDevice.ACCELERATOR, KvDevice.UNKNOWN):
+        record = with_kv(kv_type, VLLM, device)
+        assert f"KV in {kv_type} was not tried on" in record.failure_modes[-1]
+        with pytest.raises(LeverRecordError, match="vllm does not hold its KV cache in 'q8_0'"):
+            with_kv("q8_0", VLLM, device)
+
+
+def test_kv_type_that_was_seen_to_work_adds_no_failure_mode() -> None:
+    """On the device it was seen on; elsewhere that is said."""
+    plain = parse_record(LOSSY_KV.replace("{kv}", "fp8"), source="lever.toml").failure_modes
+    assert with_kv("fp8", VLLM, KvDevice.CPU).failure_modes == plain
+    assert with_kv("q8_0", REVISION, KvDevice.CPU).failure_modes == plain
+    (said,) = with_kv("fp8", VLLM, KvDevice.ACCELERATOR).failure_modes[len(plain) :]
+    assert said.startswith(
+        "KV in fp8 was not tried on an accelerator with vllm, only on CPUs, where"
+    )
+    (said,) = with_kv(
+        "fp8_e5m2", VLLM.replace(engine="sglang"), KvDevice.ACCELERATOR
+    ).failure_modes[len(plain) :]
+    assert "with sglang: it may be refused" in said

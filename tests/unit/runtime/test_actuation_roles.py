@@ -13,13 +13,18 @@ SPLIT = msgspec.structs.replace(routing_lever(), name="split", policy=None, pref
 
 
 class Keeper:
-    """Writes down which roles were asked for, under which cause."""
+    """Writes down which roles were asked for, under which cause, and who has them since."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[str, ...], Role, str | None]] = []
+        self.roles: dict[str, Role] = {}
 
     async def take(self, replicas: tuple[str, ...], role: Role, *, cause_id: str | None) -> None:
         self.asked.append((replicas, role, cause_id))
+        self.roles |= dict.fromkeys(replicas, role)
+
+    def prefilling(self) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role is Role.PREFILL)
 
 
 def actuator(rig: Rig, keeper: Keeper | None) -> Actuator:
@@ -77,16 +82,39 @@ async def test_lever_without_roles_leaves_them_alone() -> None:
     assert keeper.asked == []
 
 
+def holds(moves: Actuator, *replicas: str) -> None:
+    """Put a plan in force by which the chunk lever has replicas."""
+    held = Preference(lever="smaller_prefill_chunk", cuts=(), replicas=replicas)
+    moves.set_plan(msgspec.structs.replace(moves.plan, preferences=(held,)), cause_id=None)
+
+
 async def test_replica_that_another_lever_holds_is_given_no_role() -> None:
-    """It would restart out of the revision that lever was adopted with; what to do about it is said."""
+    """It would restart out of the revision that lever was adopted with: the last that nobody holds prefills."""
     rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
     moves = actuator(rig, keeper)
-    held = Preference(lever="smaller_prefill_chunk", cuts=(), replicas=("r2",))
-    moves.set_plan(msgspec.structs.replace(moves.plan, preferences=(held,)), cause_id=None)
-    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r2: add a replica"):
+    holds(moves, "r2")
+    await moves.prepare(SPLIT, cause_id="P")
+    assert keeper.prefilling() == ("r1",)
+
+
+async def test_who_was_given_the_role_gives_it_up_whatever_levers_came_or_went_since() -> None:
+    """Once the other lever let go of the last replica, that one would be found for the role, and has never had it."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    moves = actuator(rig, keeper)
+    holds(moves, "r2")
+    await moves.prepare(SPLIT, cause_id="P")
+    moves.set_plan(msgspec.structs.replace(moves.plan, preferences=()), cause_id=None)
+    await moves.disable(SPLIT, baseline_policy="least_loaded", cause_id="D")
+    assert keeper.asked == [(("r1",), Role.PREFILL, "P"), (("r1",), Role.MIXED, "D")]
+
+
+async def test_role_is_refused_where_other_levers_hold_every_replica() -> None:
+    """What to do about it is said."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    moves = actuator(rig, keeper)
+    holds(moves, "r0", "r1", "r2")
+    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r0, r1, r2: add a replica"):
         await moves.prepare(SPLIT, cause_id="P")
-    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r2"):
+    with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r0, r1, r2"):
         await moves.enable(SPLIT, policy=None, cuts=(), cause_id="E")
     assert keeper.asked == []
-    await moves.take_back(SPLIT, cause_id="T")
-    assert keeper.asked == [(("r2",), Role.MIXED, "T")]

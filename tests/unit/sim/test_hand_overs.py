@@ -69,6 +69,17 @@ def test_first_token_comes_after_prefill_transfer_and_one_step_of_the_decode_sid
     assert fleet.roster.roles == {"r00000": Role.DECODE, "r00001": Role.PREFILL}
 
 
+def test_prefill_replicas_may_run_another_batch_than_those_that_decode() -> None:
+    """Streams and budget are each role's own; what is not said is as everywhere."""
+    fleet = fleet_of(prefill_streams_max=1, prefill_budget_tokens=256)
+    specs = [fleet.roster.spec_for(role) for role in (Role.DECODE, Role.PREFILL)]
+    assert [(one.streams_max, one.budget_tokens) for one in specs] == [(8, 1024), (1, 256)]
+    assert {name: one.spec for name, one in fleet.roster.replicas.items()} == {
+        "r00000": specs[0],
+        "r00001": specs[1],
+    }
+
+
 def test_what_the_decode_side_holds_is_not_sent_again() -> None:
     """The second prompt of the same beginning moves what is new; short of a chunk by prediction it would not travel."""
     fleet = fleet_of()

@@ -50,7 +50,7 @@ class ReplicaPart(msgspec.Struct, frozen=True, kw_only=True):
     """One replica. Load is the gateway's own count at `PageState.at_s`, None for a replica it does not know yet.
 
     `kv_used_share`: of its KV cache by its engine's own metrics, None where they do not say; `reused`: what it reported
-    as reused of recent prompts.
+    as reused of recent prompts. `settings`: chunk and threads where replicas differ in them, empty where none does.
     """
 
     id: str
@@ -61,6 +61,7 @@ class ReplicaPart(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     reason: str
     slots: int
+    settings: str
     running: int | None
     waiting: int | None
     prefill_tokens_outstanding: int | None
@@ -138,14 +139,34 @@ def replica_parts(
 
     `kv_used`: share of the KV cache in use by replica; `reused`: see `recent.reused_by_replica`.
     """
+    told = sorted(infos, key=lambda info: info.id)
     return tuple(
-        _replica(info, view, kv_used.get(info.id), reused.get(info.id, Reused(n=0)))
-        for info in sorted(infos, key=lambda info: info.id)
+        _replica(
+            info,
+            view,
+            kv_used.get(info.id),
+            reused.get(info.id, Reused(n=0)),
+            own_settings(info, told),
+        )
+        for info in told
     )
 
 
+def own_settings(info: ReplicaInfo, all_: Sequence[ReplicaInfo]) -> str:
+    """Say a replica's chunk and threads where replicas differ in them: a role may have its own; empty where none does.
+
+    Its slots and speculation are shown of every replica.
+    """
+    said = []
+    if len({one.revision.chunk_tokens for one in all_}) > 1:
+        said.append(f"chunk {info.revision.chunk_tokens}")
+    if len({one.threads for one in all_}) > 1:
+        said.append("1 thread" if info.threads == 1 else f"{info.threads} threads")
+    return ", ".join(said)
+
+
 def _replica(
-    info: ReplicaInfo, view: FleetView, kv_used_share: float | None, reused: Reused
+    info: ReplicaInfo, view: FleetView, kv_used_share: float | None, reused: Reused, settings: str
 ) -> ReplicaPart:
     load = view.replica(info.id)
     return ReplicaPart(
@@ -157,6 +178,7 @@ def _replica(
         crashes=info.crashes,
         reason=info.reason,
         slots=info.revision.slots,
+        settings=settings,
         running=load.running if load else None,
         waiting=load.waiting if load else None,
         prefill_tokens_outstanding=load.prefill_tokens_outstanding if load else None,

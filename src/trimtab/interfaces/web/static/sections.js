@@ -40,7 +40,7 @@ export function fleet({ fleet: replicas }) {
       replica.id,
       [state(replica.state), why ? h("small", {}, ` ${why}`) : null],
       replica.role,
-      h("code", {}, replica.revision),
+      [h("code", {}, replica.revision), replica.settings ? h("small", {}, ` ${replica.settings}`) : null],
       replica.speculation === "off" ? "off" : `on: ${words(replica.speculation)}`,
       isKnown(replica.running) ? `${replica.running} of ${count(replica.slots, "slot")}` : unknown(),
       isKnown(replica.waiting) ? String(replica.waiting) : unknown(),
