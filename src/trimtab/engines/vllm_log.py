@@ -215,6 +215,10 @@ def _count(digits: str) -> int:
     return int(digits.replace(",", ""))
 
 
+_WORKER_FAILED: Final = re.compile(r"Worker failed with error '(?P<cause>.+)', please check")
+_POINTS_UP: Final = "See root cause above"
+
+
 def start_stage(line: str) -> str | None:
     """Return which stage of a start a line tells of, in words; None for any other line."""
     *_, words = split_line(line)
@@ -234,10 +238,15 @@ def keepable_line(line: str) -> str | None:
 
 
 def last_error(lines: Iterable[str]) -> str:
-    """Return the words of the last line that tells of an error, empty if there is none."""
+    """Return the words of the last line that tells of an error, empty if there is none.
+
+    A line that only points at one above it does not count, and of what a worker failed with its own words are told.
+    """
     found = ""
     for line in lines:
         if re.search(r"\b\w*Error\b|\bERROR\b|Fatal|Killed|error:", line):
             *_, words = split_line(line)
-            found = words.strip() or found
+            worker = _WORKER_FAILED.search(words)
+            said = words.strip() if worker is None else worker["cause"]
+            found = said if said and not (found and _POINTS_UP in said) else found
     return found

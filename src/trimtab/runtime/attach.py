@@ -307,12 +307,9 @@ class AttachedFleet:
         threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a server here, hand-overs included, and route to it in another role.
+        """Drain a server here, hand-overs included, and route to it in another role; nothing else of it changes.
 
-        `revision` and `threads` stay what they are.
-
-        Raises `LaunchError`, and it keeps its role: it is not ready, it hands nothing over, it is the last that takes
-        whole requests, it did not drain in time, or it left meanwhile.
+        Raises `LaunchError`, and it keeps its role: it is not ready, hands nothing over, drains too slowly, or leaves.
         """
         member = self._members[replica]
         trouble = keeps_role(member, role, self._members.values(), stopping=self._stopping)

@@ -155,6 +155,19 @@ def test_last_error_is_the_cause_and_not_what_followed() -> None:
     assert last_error(["all is well"]) == ""
 
 
+def test_error_of_a_worker_is_told_and_not_the_line_that_points_at_it() -> None:
+    """As vLLM 0.32 ends on a CPU without AVX-512 that is asked for a KV cache of 8 bits."""
+    said = "FP8 KV cache on CPU requires x86 with AVX-512 or AMX."
+    core = "(EngineCore pid=1) ERROR 11-30 23:34:01 [core.py:1510] RuntimeError: Worker failed with error"
+    lines = [
+        f"(Worker pid=2) ERROR 11-30 23:34:01 [multiproc_executor.py:1063] NotImplementedError: {said}",
+        f"{core} '{said}', please check the stack trace above for the root cause",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    assert last_error(lines) == said
+    assert last_error(lines[2:]).startswith("RuntimeError: Engine core initialization failed")
+
+
 def test_stage_of_a_start_is_told_in_words() -> None:
     """Progress follows the log; other lines say nothing of it."""
     lines = [*NEW_GPU.splitlines(), "INFO:     Application startup complete."]

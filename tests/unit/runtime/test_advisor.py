@@ -58,6 +58,7 @@ class Serving(Rig):
             baseline=REVISION,
             attached=None,
             fleet=SimpleNamespace(infos=tuple),
+            roles=SimpleNamespace(settings_for=lambda role: None),
         )
         self.advisor = Advisor(cast(System, system), cast(Control, control), COST, self.said.append)
 
