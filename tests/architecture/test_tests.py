@@ -73,3 +73,15 @@ def test_tests_of_a_tier_are_where_make_looks_for_them() -> None:
     assert {one for one, text in texts.items() if VLLM_MARK.search(text)} == {"engines"}
     looked_in = "TIER_TESTS := " + " ".join(f"tests/{one}" for one in TIER_FOLDERS)
     assert looked_in in (TESTS.parent / "Makefile").read_text()
+
+
+def test_test_that_runs_alone_is_of_a_tier() -> None:
+    """Those without an engine or a browser run two at a time: the mark would promise what nobody keeps."""
+    alone = [path for path in SUITES if re.search(r"mark\.alone\b", path.read_text())]
+    tiers = [
+        path
+        for path in alone
+        if TIER_MARK.search(path.read_text()) or VLLM_MARK.search(path.read_text())
+    ]
+    assert alone
+    assert alone == [path for path in tiers if path.name != Path(__file__).name]

@@ -1,5 +1,7 @@
 """Step times that are kept between runs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from trimtab.planning.grid_times import empty_grid
@@ -7,6 +9,15 @@ from trimtab.planning.kernel_port import NoTimes
 from trimtab.runtime.kernel_cache import GridCache, Kept
 
 ONE = Kept(notes=("a law",), extended=False, grids=(empty_grid(),))
+WRITER = """
+import sys
+from pathlib import Path
+from trimtab.planning.kernel_port import NoTimes
+from trimtab.runtime.kernel_cache import GridCache
+for at in range(40):
+    none = NoTimes(because="none", nearest=())
+    GridCache(Path(sys.argv[1])).put("a model", {f"{sys.argv[2]}{at}": none})
+"""
 
 
 def test_what_was_kept_is_found_by_the_next_run(tmp_path: Path) -> None:
@@ -62,3 +73,15 @@ def test_no_folder_keeps_nothing() -> None:
     cache = GridCache(None)
     cache.put("a model", {"a layout": ONE})
     assert cache.get("a model", "a layout") is None
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Two keep forty layouts each beside one that was there."""
+    GridCache(tmp_path).put("a model", {"before": ONE})
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name]) for name in ("a", "b")
+    ]
+    assert [one.wait(60) for one in writers] == [0, 0]
+    kept = GridCache(tmp_path)
+    names = ["before", *(f"{name}{at}" for name in "ab" for at in range(40))]
+    assert [name for name in names if kept.get("a model", name) is None] == []

@@ -19,6 +19,7 @@ from trimtab.runtime import quantize_vllm
 from trimtab.runtime.fleet_known import known_of, kv_device_of
 from trimtab.runtime.model_folder import find_folder
 from trimtab.runtime.secret import Secret
+from trimtab.runtime.served_known import read_model
 from trimtab.runtime.vllm_env import VllmEnvironment
 
 FETCHED = "no model is fetched by its name or address"
@@ -154,3 +155,11 @@ def test_what_a_fleet_runs_on_is_what_every_server_is_said_to(
     servers = "".join(SERVER.format(port=8000 + at, what=what) for at, what in enumerate(labels))
     config = parse_config(more + servers, source="trimtab.toml")
     assert kv_device_of(config.fleet) is device
+
+
+def test_gguf_file_is_read_whatever_it_is_called(tmp_path: Path) -> None:
+    """What it begins with says what it is, as where a command reads weights."""
+    file = tmp_path / "model.bin"
+    file.write_bytes(gguf(layers()))
+    named_otherwise = read_model(str(file))
+    assert named_otherwise.layers == read_model(str(file.rename(tmp_path / "model.gguf"))).layers

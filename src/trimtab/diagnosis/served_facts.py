@@ -288,3 +288,10 @@ class ServedFacts(_Strict, frozen=True, kw_only=True):
     def shares_no_prefix(self) -> bool:
         """Say whether the prompts are known to share nothing."""
         return PromptTag.NO_SHARED_PREFIX in self.prompts
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of a block of KV as the server says (SGLang calls it a page), None if it does not."""
+        told = (self.effective.get(key, "") for key in ("block_size", "page_size"))
+        sizes = (int(text) for text in told if text.isascii() and text.isdigit() and len(text) < 6)
+        return next((size for size in sizes if size > 0), None)

@@ -130,16 +130,11 @@ def reuse_lost(readings: Readings, facts: ServedFacts) -> str | None:
     )
     if ceiling is None or hits is None or facts.cache.enabled is False:
         return None
-    block, length = _block_tokens(facts), readings.value(ServedName.PROMPT_LENGTH_MEAN)
+    block, length = facts.block_tokens, readings.value(ServedName.PROMPT_LENGTH_MEAN)
     reachable = ceiling - block / length if block and length else ceiling
     if reachable < REUSE_MIN_SHARE or hits >= REUSE_LOST_PART * reachable:
         return None
     return f"the prompts allow {ceiling:.0%} of their tokens to be reused and {hits:.0%} are"
-
-
-def _block_tokens(facts: ServedFacts) -> float | None:
-    told = (facts.effective.get(key, "") for key in ("block_size", "page_size"))
-    return next((float(text) for text in told if text.isdigit()), None)
 
 
 def is_one_server(readings: Readings) -> bool:

@@ -38,8 +38,8 @@ CHUNK_TOKENS = 2048
 WAIT_MAX_MS = 5000.0
 """Beyond this wait nothing goes to a remote prefill, whatever it would save others."""
 
-BLOCK_TOKENS = 16
-"""A block of KV where nobody tells its size: servers count what they reused in whole blocks."""
+BLOCK_TOKENS, BLOCK_TOKENS_MAX = 16, 128
+"""Blocks of KV where nobody tells their size: the usual, and the largest (vLLM on CPUs). Servers count whole ones."""
 
 TAKEN_MIN_SHARE = 0.01
 """Short prompts that are never moved count as looked up too: only next to nothing means that nothing arrived."""
@@ -70,7 +70,7 @@ def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) ->
     Hand-offs that expired kept their blocks for sure; where nobody counts those, the ones that failed may have. The
     pool is the engine's capacity, and each keeps the blocks of a mean prompt.
     """
-    block = _block_tokens(facts) or 1
+    block = facts.block_tokens or 1
     failed = readings.value(ServedName.TRANSFERS_EXPIRED_PER_S)
     if failed is None:
         failed = readings.value(ServedName.TRANSFER_FAILURES_PER_S)
@@ -83,13 +83,6 @@ def hand_off_seen(hand: HandOffFacts, readings: Readings, facts: ServedFacts) ->
     }
     left_out = {name: value for name, value in told.items() if getattr(hand, name) is None}
     return msgspec.structs.replace(hand, **left_out)
-
-
-def _block_tokens(facts: ServedFacts) -> int | None:
-    """Return the tokens of a block of KV as the server says, None if it does not."""
-    size = facts.effective.get("block_size", "")
-    told = int(size) if size.isascii() and size.isdigit() and 0 < len(size) < 6 else 0
-    return told or None
 
 
 def _arrived(readings: Readings) -> Iterator[Judgement]:
@@ -291,7 +284,15 @@ def _outcome(hand: HandOffFacts, facts: ServedFacts) -> Judgement:
         prompt_tokens=hand.moved_tokens if hand.prompt_tokens is None else hand.prompt_tokens,
         delivered=hand.cached_on_decode,
     )
-    arrived = missing is not None and missing < (_block_tokens(facts) or BLOCK_TOKENS)
+    block = facts.block_tokens
+    if block is None and missing is not None and BLOCK_TOKENS <= missing < BLOCK_TOKENS_MAX:
+        return Judgement(
+            subject=subject,
+            answer=None,
+            because=f"{missing} tokens are missing, which may be the last block, not yet full, or a part that was lost",
+            would_tell="block_size (or page_size) of the decode server",
+        )
+    arrived = missing is not None and missing < (block or BLOCK_TOKENS)
     return Judgement(
         subject=subject,
         answer=Answer.DELIVERED if arrived else Answer.FAILED_TRANSFER,

@@ -1,12 +1,13 @@
 """Step times that kernel tables told, kept between runs: asking the tables takes seconds, reading what they said none.
 
 A file for each model, device and engine, in the cache folder, with all layouts that were asked for; it holds nothing
-that cannot be made again. One that cannot be read or written is as good as none; of two processes that write one at the
-same time one's news is lost, and asked for again. The versions of the package and of this one are part of the key, so
+that cannot be made again. One that cannot be read or written is as good as none; processes that write one take turns.
+The versions of the package and of this one are part of the key, so
 a new one asks anew. That the tables have nothing is kept too.
 """
 
 import contextlib
+import fcntl
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,17 +64,15 @@ class GridCache:
             key: _File(none=each) if isinstance(each, NoTimes) else _File(times=each)
             for key, each in news.items()
         }
-        entries = self._entries(serving) | told
         path = self._path(serving)
-        beside = path.with_suffix(".part")
-        try:
+        # A full or read-only disk costs time at the next start, nothing else.
+        with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(msgspec.msgpack.encode(entries))
-            beside.replace(path)
+            with path.with_suffix(".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                entries = self._entries(serving) | told
+                _replace(path, msgspec.msgpack.encode(entries))
             self._read[serving] = entries
-        except OSError:  # a full or read-only disk costs time at the next start, nothing else
-            with contextlib.suppress(OSError):
-                beside.unlink()
 
     def _entries(self, serving: str) -> _Entries:
         if self._folder is None:
@@ -87,3 +86,15 @@ class GridCache:
         assert self._folder is not None
         digest = hashlib.sha256(f"{_FORMAT} {serving}".encode()).hexdigest()
         return self._folder / f"{digest[:32]}.times"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; raises OSError, with nothing left beside it."""
+    beside = path.with_suffix(".part")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -74,16 +74,16 @@ def read_model(text: str) -> ModelShape:
         if found is None:
             raise SourceError(_no_model(path, text))
         return found
-    if path.suffix in _WEIGHTS:
-        raise SourceError(
-            f"{path} holds weights and does not say whose: name the folder, whose config.json does"
-        )
     try:
         with path.open("rb") as opened:
             head = opened.read(GGUF_HEADER_BYTES_MAX)
         if head.startswith(MAGIC):
             header = read_header(head, file_bytes=path.stat().st_size)
             return shape_of_gguf(header, source=str(path))
+        if path.suffix in _WEIGHTS:
+            raise SourceError(
+                f"{path} holds weights and does not say whose: name the folder, whose config.json does"
+            )
         beside = path.with_name("hf_quant_config.json")
         quantization = beside.read_bytes() if beside.is_file() else None
         return read_model_config(head, source=str(path), quantization=quantization)

@@ -585,7 +585,8 @@ def test_descriptors_of_the_case_are_counted_and_the_link_is_cleared() -> None:
         (HandOffFacts(moved_tokens=32_768, cached_on_decode=0), Answer.FAILED_TRANSFER),
         (HandOffFacts(moved_tokens=4_096, cached_on_decode=100), Answer.FAILED_TRANSFER),
         (HandOffFacts(moved_tokens=32_768, cached_on_decode=32_752), Answer.DELIVERED),
-        (HandOffFacts(moved_tokens=32_768, cached_on_decode=32_751), Answer.FAILED_TRANSFER),
+        (HandOffFacts(moved_tokens=32_768, cached_on_decode=32_751), None),
+        (HandOffFacts(moved_tokens=32_768, cached_on_decode=32_639), Answer.FAILED_TRANSFER),
         (HandOffFacts(moved_tokens=32_768, cached_on_decode=16_384), Answer.FAILED_TRANSFER),
         (HandOffFacts(moved_tokens=1_000, prompt_tokens=1_000, cached_on_decode=999), Answer.DELIVERED),
         (HandOffFacts(moved_tokens=0, cached_on_decode=0), Answer.DELIVERED),
@@ -601,21 +602,23 @@ def test_failed_hand_off_is_known_by_tokens_and_ends_once(
 
 
 @pytest.mark.parametrize(
-    ("size", "missing", "answer"),
+    ("key", "size", "missing", "answer"),
     [
-        ("1", 1, Answer.DELIVERED),
-        ("1", 2, Answer.FAILED_TRANSFER),
-        ("128", 128, Answer.DELIVERED),
-        ("128", 129, Answer.FAILED_TRANSFER),
-        ("none", 16, Answer.DELIVERED),
+        ("block_size", "1", 1, Answer.DELIVERED),
+        ("block_size", "1", 2, Answer.FAILED_TRANSFER),
+        ("block_size", "128", 128, Answer.DELIVERED),
+        ("block_size", "128", 129, Answer.FAILED_TRANSFER),
+        ("page_size", "64", 64, Answer.DELIVERED),
+        ("page_size", "64", 65, Answer.FAILED_TRANSFER),
+        ("block_size", "none", 16, Answer.DELIVERED),
     ],
 )
 def test_a_hand_off_may_lack_less_than_a_block_of_the_server(
-    size: str, missing: int, answer: Answer
+    key: str, size: str, missing: int, answer: Answer
 ) -> None:
     """Servers count whole blocks; the last token is computed in any case. Half of the KV is no hand-off that came."""
     hand = HandOffFacts(moved_tokens=32_768, cached_on_decode=32_768 - missing)
-    told = ServedFacts(hand_off=hand, effective={"block_size": size})
+    told = ServedFacts(hand_off=hand, effective={key: size})
     assert answer_of(Subject.HAND_OFF, told) == answer
 
 
