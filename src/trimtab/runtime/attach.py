@@ -307,16 +307,13 @@ class AttachedFleet:
         threads: int = 0,
         cause_id: str | None = None,
     ) -> None:
-        """Drain a server here, hand-overs included, and route to it in another role.
-
-        `revision` and `threads` stay what they are.
+        """Drain a server here, hand-overs too, and route to it in another role; `revision` and `threads` stay.
 
         Raises `LaunchError`, and it keeps its role: it is not ready, it hands nothing over, it is the last that takes
         whole requests, it did not drain in time, or it left meanwhile.
         """
         member = self._members[replica]
-        trouble = keeps_role(member, role, self._members.values(), stopping=self._stopping)
-        if trouble:
+        if trouble := keeps_role(member, role, self._members.values(), stopping=self._stopping):
             raise LaunchError(f"{replica} keeps its role: {trouble}")
         member.changes_role = True
         self._move(member, ReplicaState.DRAINING, f"it changes to {role.value}", cause_id)
