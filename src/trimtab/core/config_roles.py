@@ -136,7 +136,9 @@ def kv_key_trouble(data: Mapping[str, object]) -> str:
     """Say which key of a file gives a role what the KV key hangs on, with its path; empty if none does."""
     roles = data.get("roles")
     engine = roles.get("prefill_engine") if isinstance(roles, Mapping) else None
-    for key in _OF_THE_KV_KEY if isinstance(engine, Mapping) else ():
+    if not isinstance(engine, Mapping):
+        return ""
+    for key in _OF_THE_KV_KEY:
         if key in engine:
             return (
                 f"{key} is that of engine for all roles: replicas hand KV over only where model, slots, context and KV "
