@@ -29,7 +29,6 @@ pytestmark = [
 
 SLOTS, CHUNK = 2, 64
 OWN = PrefillEngineConfig(
-    slots=1,
     threads=2,
     chunk_tokens=32,
     speculation=Speculation(
@@ -61,7 +60,9 @@ async def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         fleet=FleetConfig(replicas=2, start_timeout_s=120.0),
         gateway=GatewayConfig(port=0),
         ledger=LedgerConfig(path=str(tmp_path / "ledger.sqlite")),
-        handover=HandOverConfig(place=PlaceRule.REMOTE),
+        handover=HandOverConfig(
+            place=PlaceRule.REMOTE, prefill_timeout_s=120.0, transfer_timeout_s=120.0
+        ),
         roles=RolesConfig(prefill_engine=OWN),
     )
     async with System(
@@ -137,15 +138,15 @@ async def answer_of(system: System) -> str:
 async def test_replica_runs_the_settings_of_its_role_there_and_back_and_its_kv_still_fits(
     system: System,
 ) -> None:
-    """Slots, drafts, chunk and threads change with the role, those of the other do not; what it hands over fits."""
+    """Drafts, chunk and threads change with the role, those of the other do not; what it hands over fits."""
     whole = Runs(slots=SLOTS, drafts=False, chunk_tokens=CHUNK, threads=1)
-    own = Runs(slots=1, drafts=True, chunk_tokens=32, threads=2)
+    own = Runs(slots=SLOTS, drafts=True, chunk_tokens=32, threads=2)
     assert await seen_of(system, "r1", "First") == whole
     local = await answer_of(system)
     pids = {info.id: info.pid for info in system.fleet.infos()}
 
     given = await system.roles.set_role("r1", Role.PREFILL)
-    assert given.restarted_with == "1 slot, 2 threads, chunk 32, speculation ngram simple"
+    assert given.restarted_with == "2 threads, chunk 32, speculation ngram simple"
     assert await seen_of(system, "r1", "Second") == own
     assert await seen_of(system, "r0", "Third") == whole
     await measure_cost(system, 0.1)
@@ -157,10 +158,12 @@ async def test_replica_runs_the_settings_of_its_role_there_and_back_and_its_kv_s
     system.router.forget("r0")
     assert await answer_of(system) == local
     await system.ledger.flush()
-    moved = [e.event.hand_over for e in system.ledger.read() if isinstance(e.event, HandedOver)]
-    assert [(one.source, one.outcome) for one in moved] == [("r1", HandOverOutcome.DELIVERED)], (
-        moved
-    )
+    moved = [
+        (one.event.hand_over.source, one.event.hand_over.outcome, one.event.hand_over.detail)
+        for one in system.ledger.read()
+        if isinstance(one.event, HandedOver)
+    ]
+    assert moved == [("r1", HandOverOutcome.DELIVERED, "")]
 
     await system.roles.set_role("r1", Role.MIXED)
     assert await seen_of(system, "r1", "Fourth") == whole

@@ -463,7 +463,6 @@ async def test_person_changes_a_role_and_the_answer_names_all(kept: Kept) -> Non
 
 
 OWN = PrefillEngineConfig(
-    slots=1,
     threads=3,
     chunk_tokens=64,
     speculation=Speculation(method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6),
@@ -476,13 +475,13 @@ async def test_role_with_settings_of_its_own_is_a_restart_there_and_back() -> No
     await one.start()
     given = await one.keeper.set_role("r1", Role.PREFILL)
     there = one.harness.fleet.info("r1")
-    assert there.revision == OLD.replace(slots=1, chunk_tokens=64, speculation=OWN.speculation)
+    assert there.revision == OLD.replace(chunk_tokens=64, speculation=OWN.speculation)
     assert there.threads == 3
-    assert given.restarted_with == "1 slot, 3 threads, chunk 64, speculation ngram simple"
+    assert given.restarted_with == "3 threads, chunk 64, speculation ngram simple"
     back = await one.keeper.set_role("r1", Role.MIXED)
     info = one.harness.fleet.info("r1")
     assert (info.revision, info.threads) == (OLD, 1)
-    assert back.restarted_with == f"4 slots, 1 thread, chunk {OLD.chunk_tokens}, speculation off"
+    assert back.restarted_with == f"1 thread, chunk {OLD.chunk_tokens}, speculation off"
     restarts = [name for name, _ in one.harness.launcher.started]
     assert restarts == ["r0", "r1", "r2", "r1", "r1"], (
         "r0, called decode either way, restarts never"
@@ -491,7 +490,7 @@ async def test_role_with_settings_of_its_own_is_a_restart_there_and_back() -> No
 
 
 @pytest.mark.parametrize(
-    "own", [PrefillEngineConfig(), PrefillEngineConfig(slots=OLD.slots, threads=1)]
+    "own", [PrefillEngineConfig(), PrefillEngineConfig(chunk_tokens=OLD.chunk_tokens, threads=1)]
 )
 async def test_role_whose_settings_are_what_the_replica_runs_is_routing_alone(
     own: PrefillEngineConfig,
@@ -533,8 +532,8 @@ async def test_replicas_that_prefill_from_the_start_have_their_settings_then() -
     own.keeper.config = roles
     config = msgspec.structs.replace(config, roles=roles)
     await start_fleet(config, fleet, own.keeper, with_own, 0, None)
-    found = {name: fleet.info(name).revision.slots for name in with_own}
-    assert found == {"r0": OLD.slots, "r1": OLD.slots, "r2": 1}
+    found = {name: fleet.info(name).revision.chunk_tokens for name in with_own}
+    assert found == {"r0": OLD.chunk_tokens, "r1": OLD.chunk_tokens, "r2": 64}
     assert own.roles() == {"r0": Role.DECODE, "r1": Role.DECODE, "r2": Role.PREFILL}
     assert len(own.harness.launcher.started) == 3
     await fleet.stop()

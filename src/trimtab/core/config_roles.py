@@ -9,7 +9,7 @@ from msgspec import Meta
 from trimtab.core.config_base import Strict, check_finite
 from trimtab.core.revision import Speculation
 
-_OF_THE_KV_KEY: Final = ("model", "blocked_weights", "kv_type", "context_tokens")
+_OF_THE_KV_KEY: Final = ("model", "blocked_weights", "kv_type", "context_tokens", "slots")
 """Keys of `engine` that a role cannot have of its own."""
 
 
@@ -26,21 +26,10 @@ class RolesMode(StrEnum):
 
 class PrefillEngineConfig(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What replicas that prefill for others run otherwise than `[engine]`, which all others run. Another value makes a
-    change of role a restart. Model, context and KV type cannot differ: only equal KV keys pair. Not for attached
-    servers, which are started by others.
+    change of role a restart. Model, slots, context and KV type cannot differ: only equal KV keys pair. Not for
+    attached servers, which are started by others.
     """
 
-    slots: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=256,
-            description=(
-                "Prompts that it holds; 0: engine.slots. It computes one at a time, and with two slots or more short "
-                "ones pass it."
-            ),
-        ),
-    ] = 0
     threads: Annotated[
         int,
         Meta(
@@ -164,7 +153,7 @@ def kv_key_trouble(data: Mapping[str, object]) -> str:
     for key in _OF_THE_KV_KEY:
         if key in engine:
             return (
-                f"{key} is that of engine for all roles: replicas hand KV over only where model, context and KV type "
-                f"are equal - at `$.roles.prefill_engine.{key}`"
+                f"{key} is that of engine for all roles: replicas hand KV over only where model, slots, context and KV "
+                f"type are equal - at `$.roles.prefill_engine.{key}`"
             )
     return ""

@@ -62,13 +62,16 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def kv_key(self) -> "KVKey":
-        """What must be equal for two replicas to exchange KV. Speculation, slots and chunk may differ."""
+        """What must be equal for two replicas to exchange KV. Speculation and chunk may differ.
+
+        Slots may not: llama.cpp keeps KV in as many streams, and refuses a slot's file of another number of them.
+        """
         return KVKey(
             engine=f"{self.engine}/{self.engine_version}",
             model_sha256=self.model.sha256,
             tokenizer_and_template=self.model.sha256,
             kv_type=self.kv_type,
-            block_layout=f"{self.layout}/{self.context_tokens}",
+            block_layout=f"{self.layout}/{self.slots}x{self.context_tokens}",
         )
 
     def replace(self, **changes: object) -> "Revision":

@@ -67,12 +67,8 @@ class BuildHandOvers:
             transfer_of=transfer_of,
             on_forget=nixl.forget,
             sends_whole=self._slot_folder is not None,
-            passing=self._slot_folder is not None and self._prefill_slots > 1,
+            passing=self._slot_folder is not None and self._config.engine.slots > 1,
         )
-
-    @property
-    def _prefill_slots(self) -> int:
-        return self._config.roles.prefill_engine.slots or self._config.engine.slots
 
     def _own(self, upstream: Upstream) -> dict[str, KvTransfer]:
         config = self._config.handover

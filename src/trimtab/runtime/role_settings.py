@@ -28,7 +28,6 @@ def settings_for(role: Role, config: RolesConfig, baseline: Revision) -> RoleSet
     if role is not Role.PREFILL:
         return RoleSettings(revision=baseline)
     revision = baseline.replace(
-        slots=own.slots or baseline.slots,
         chunk_tokens=own.chunk_tokens or baseline.chunk_tokens,
         speculation=baseline.speculation if own.speculation is None else own.speculation,
     )
@@ -53,7 +52,7 @@ def check_settings(config: Config, baseline: Revision, *, cores: int) -> None:
         raise LaunchError(
             f"replicas that prefill would verify {verified} tokens in a step ({revision.slots} slots that draft "
             f"{revision.speculation.draft_tokens_max or 0} tokens each), more than their chunk of "
-            f"{revision.chunk_tokens}: raise {_TABLE}.chunk_tokens, lower {_TABLE}.slots, or set "
+            f"{revision.chunk_tokens}: raise {_TABLE}.chunk_tokens, or set "
             f'{_TABLE}.speculation = {{method = "off"}}'
         )
 
@@ -61,6 +60,5 @@ def check_settings(config: Config, baseline: Revision, *, cores: int) -> None:
 def settings_words(revision: Revision, threads: int) -> str:
     """Return what a replica runs in words."""
     drafts = revision.speculation.method.value.replace("_", " ")
-    slots = "1 slot" if revision.slots == 1 else f"{revision.slots} slots"
     cores = "1 thread" if threads == 1 else f"{threads} threads"
-    return f"{slots}, {cores}, chunk {revision.chunk_tokens}, speculation {drafts}"
+    return f"{cores}, chunk {revision.chunk_tokens}, speculation {drafts}"

@@ -54,9 +54,9 @@ def refused(text: str) -> str:
 
 
 def test_settings_of_replicas_that_prefill_are_a_table_beside_those_of_the_engine() -> None:
-    """Batch, threads, chunk and speculation; whatever is not said is the engine's."""
-    text = '[roles.prefill_engine]\nslots = 1\nthreads = 3\nspeculation = {method = "off"}'
-    expected = PrefillEngineConfig(slots=1, threads=3, speculation=Speculation())
+    """Chunk, threads and speculation; whatever is not said is the engine's."""
+    text = '[roles.prefill_engine]\nchunk_tokens = 64\nthreads = 3\nspeculation = {method = "off"}'
+    expected = PrefillEngineConfig(chunk_tokens=64, threads=3, speculation=Speculation())
     assert parse_config(text, source="f").roles.prefill_engine == expected
     deeper = '[roles.prefill_engine.speculation]\nmethod = "ngram_mod"\ndraft_tokens_max = 8'
     drafts = parse_config(deeper, source="f").roles.prefill_engine.speculation
@@ -64,18 +64,18 @@ def test_settings_of_replicas_that_prefill_are_a_table_beside_those_of_the_engin
     assert parse_config("", source="f").roles.prefill_engine == PrefillEngineConfig()
 
 
-@pytest.mark.parametrize("key", ["model", "blocked_weights", "kv_type", "context_tokens"])
+@pytest.mark.parametrize("key", ["model", "blocked_weights", "kv_type", "context_tokens", "slots"])
 def test_what_the_kv_key_hangs_on_cannot_differ_by_role(key: str) -> None:
     """KV of such a replica would fit nobody: the error says why and names the key's path."""
     said = refused(f"[roles.prefill_engine]\n{key} = 1")
     assert f"`$.roles.prefill_engine.{key}`" in said
-    assert "only where model, context and KV type are equal" in said
+    assert "only where model, slots, context and KV type are equal" in said
 
 
 @pytest.mark.parametrize(
     ("line", "path"),
     [
-        ("slots = 257", "$.roles.prefill_engine.slots"),
+        ("chunk_tokens = 65_537", "$.roles.prefill_engine.chunk_tokens"),
         ("threads = -1", "$.roles.prefill_engine.threads"),
         ("chunk_tokens = 31", "chunk_tokens = 31 must be 0 or at least 32"),
         ('layout = "tp2"', "unknown field `layout` - at `$.roles.prefill_engine`"),
@@ -90,7 +90,7 @@ def test_value_out_of_range_or_unknown_is_refused_with_its_path(line: str, path:
 
 def test_attached_servers_are_given_no_settings() -> None:
     """trimtab does not start them; a table that nothing follows is an error, an empty one is none."""
-    said = refused(f"{ATTACHED}[roles.prefill_engine]\nslots = 1")
+    said = refused(f"{ATTACHED}[roles.prefill_engine]\nthreads = 1")
     assert "roles.prefill_engine: attached servers run what they were started with" in said
     empty = parse_config(f"{ATTACHED}[roles.prefill_engine]\n", source="f")
     assert empty.roles.prefill_engine == PrefillEngineConfig()

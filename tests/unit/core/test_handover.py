@@ -12,7 +12,7 @@ from trimtab.core.handover import (
     shortfall,
 )
 from trimtab.core.narrate import tell_event
-from trimtab.core.revision import Model, Revision
+from trimtab.core.revision import Model, Revision, Speculation, SpeculationMethod
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,19 @@ def test_hand_over_is_told_with_its_cause() -> None:
 
 
 def test_kv_keys_differ_by_what_kv_depends_on_and_by_nothing_else() -> None:
-    """Precision and context of a slot make another key; batch, slots and speculation do not."""
+    """Precision, slots and their context make another key; chunk and speculation do not."""
     one = Revision(
         engine="llamacpp",
         engine_version="1",
         model=Model(path="m.gguf", sha256="0" * 64, name="m"),
     )
-    same = one.replace(slots=9, chunk_tokens=64)
-    others = (one.replace(kv_type="q8_0"), one.replace(engine_version="2"))
+    drafts = Speculation(method=SpeculationMethod.NGRAM_MOD, draft_tokens_max=8)
+    same = one.replace(speculation=drafts, chunk_tokens=64)
+    others = (
+        one.replace(kv_type="q8_0"),
+        one.replace(engine_version="2"),
+        one.replace(slots=9),
+        one.replace(context_tokens=512),
+    )
     assert same.kv_key.id == one.kv_key.id
-    assert len({one.kv_key.id, *(other.kv_key.id for other in others)}) == 3
+    assert len({one.kv_key.id, *(other.kv_key.id for other in others)}) == 5

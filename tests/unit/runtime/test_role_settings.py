@@ -43,16 +43,16 @@ def checked(cores: int = 8, **own: object) -> None:
 
 def test_only_what_is_said_differs_and_only_where_a_replica_prefills() -> None:
     """Mixed and decode replicas run the engine's settings; the KV key is the same for all."""
-    config = roles(slots=1, threads=3, chunk_tokens=512, speculation={"method": "off"})
+    config = roles(threads=3, chunk_tokens=512, speculation={"method": "off"})
     there = settings_for(Role.PREFILL, config, BASELINE)
     assert there.threads == 3
-    assert there.revision == BASELINE.replace(slots=1, chunk_tokens=512, speculation=Speculation())
+    assert there.revision == BASELINE.replace(chunk_tokens=512, speculation=Speculation())
     assert there.revision.kv_key == BASELINE.kv_key
     for role in (Role.MIXED, Role.DECODE):
         assert settings_for(role, config, BASELINE) == RoleSettings(revision=BASELINE)
 
 
-@pytest.mark.parametrize("own", [{}, {"slots": 4, "chunk_tokens": 256}])
+@pytest.mark.parametrize("own", [{}, {"chunk_tokens": 256}])
 def test_settings_that_say_what_the_engine_says_do_not_differ(own: dict[str, object]) -> None:
     """So that a role stays routing alone."""
     assert settings_for(Role.PREFILL, roles(**own), BASELINE) == RoleSettings(revision=BASELINE)
@@ -70,7 +70,6 @@ def test_chunk_too_small_for_what_drafting_slots_verify_is_refused() -> None:
     checked(chunk_tokens=64)
     with pytest.raises(LaunchError, match=r"64 tokens in a step .* their chunk of 32: raise roles"):
         checked(chunk_tokens=32)
-    checked(chunk_tokens=32, slots=2)
     checked(chunk_tokens=32, speculation={"method": "off"})
 
 
@@ -96,6 +95,6 @@ def test_page_says_what_replicas_differ_in() -> None:
 
 def test_settings_are_told_in_words() -> None:
     """For whoever asked for the role."""
-    said = settings_words(BASELINE.replace(slots=1, speculation=Speculation()), 3)
-    assert said == "1 slot, 3 threads, chunk 256, speculation off"
-    assert settings_words(BASELINE, 1) == "4 slots, 1 thread, chunk 256, speculation ngram mod"
+    said = settings_words(BASELINE.replace(speculation=Speculation()), 3)
+    assert said == "3 threads, chunk 256, speculation off"
+    assert settings_words(BASELINE, 1) == "1 thread, chunk 256, speculation ngram mod"

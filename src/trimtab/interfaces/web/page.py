@@ -155,7 +155,7 @@ def replica_parts(
 def own_settings(info: ReplicaInfo, all_: Sequence[ReplicaInfo]) -> str:
     """Say a replica's chunk and threads where replicas differ in them: a role may have its own; empty where none does.
 
-    Its slots and speculation are shown of every replica.
+    Its speculation is shown of every replica.
     """
     said = []
     if len({one.revision.chunk_tokens for one in all_}) > 1:
