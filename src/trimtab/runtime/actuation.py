@@ -108,10 +108,15 @@ class Actuator:
         self.set_plan(msgspec.structs.replace(self.plan, stage=stage), cause_id=cause_id)
 
     def candidate_replicas(self, record: LeverRecord) -> tuple[str, ...]:
-        """Choose where a candidate revision runs: the last replica that no other lever has."""
+        """Choose where a candidate revision runs: the last replica that no other lever has and that serves requests.
+
+        One that prefills for others gets no whole requests, so nothing would be seen of a lever there.
+        """
         if record.revision is None:
             return ()
-        return own_replicas(self.plan, record.name, self._fleet.replica_ids())
+        prefilling = () if self._roles is None else self._roles.prefilling()
+        serving = tuple(one for one in self._fleet.replica_ids() if one not in prefilling)
+        return own_replicas(self.plan, record.name, serving)
 
     async def prepare(self, record: LeverRecord, *, cause_id: str | None) -> tuple[str, ...]:
         """Start the candidate revision where the lever needs one; nothing is exposed to it yet.

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from control_kit import Rig, routing_lever
+from events_kit import REVISION
 
 from trimtab.core.ports import LaunchError
 from trimtab.core.traffic import Preference
@@ -118,3 +119,12 @@ async def test_role_is_refused_where_other_levers_hold_every_replica() -> None:
     with pytest.raises(LaunchError, match="smaller_prefill_chunk holds r0, r1, r2"):
         await moves.enable(SPLIT, policy=None, cuts=(), cause_id="E")
     assert keeper.asked == []
+
+
+def test_replica_that_prefills_is_no_candidate() -> None:
+    """It gets no whole requests: a lever with a revision of its own goes to the last that does."""
+    rig, keeper = Rig(replicas=("r0", "r1", "r2")), Keeper()
+    keeper.roles["r2"] = Role.PREFILL
+    lever = msgspec.structs.replace(routing_lever(), name="drafts", policy=None, revision=REVISION)
+    assert actuator(rig, keeper).candidate_replicas(lever) == ("r1",)
+    assert actuator(rig, None).candidate_replicas(lever) == ("r2",)
