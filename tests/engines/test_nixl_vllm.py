@@ -145,21 +145,28 @@ async def until_kv_is_free(url: str) -> float:
     return used
 
 
-@pytest.mark.parametrize(
-    ("stream", "sentences", "tokens_min"),
-    [(True, SENTENCES, PROMPT_TOKENS_MIN), (False, SOME_SENTENCES, SOME_TOKENS_MIN)],
-)
+@pytest.mark.parametrize("stream", [True, False])
 async def test_prompt_prefilled_on_one_server_gives_the_same_text_on_another(
-    servers: Servers, tmp_path: Path, stream: bool, sentences: int, tokens_min: int
+    servers: Servers, tmp_path: Path, stream: bool
 ) -> None:
-    """All of the prompt is fetched, none computed twice; bytes and times are told; a second time it is a local hit."""
+    """All of the prompt is fetched, none computed twice; bytes and times are told; a second time it is a local hit.
+
+    Both prompts are as long: a gateway's first look tells the mean fetch since the server's start.
+    """
     url = servers.decode.url
-    what = body(f"same {stream}", sentences=sentences)
+    what = body(f"same {stream}")
     # Computed there under a salt of its own: nothing of it is found by the request that is handed over.
     _, local = await asked(url, {**what, "cache_salt": "apart"})
     before = await counted(url, Counter.EXTERNAL_HITS)
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    async with NixlPair(tmp_path, servers.prefill.url, url, every_s=0.5) as pair:
+    patient = {"prefill_timeout_s": PATIENCE_S, "transfer_timeout_s": PATIENCE_S / 2}
+    async with NixlPair(
+        tmp_path,
+        servers.prefill.url,
+        url,
+        every_s=0.5,
+        settings={**patient, "parcel_lease_s": PATIENCE_S},
+    ) as pair:
         status, answer = await pair.post(PATH, {**what, **options})
         (record,) = await pair.records()
         told, left = pair.told, pair.left_over
@@ -169,8 +176,8 @@ async def test_prompt_prefilled_on_one_server_gives_the_same_text_on_another(
     assert len(text_of(answer)) > 40
     tokens = record.tokens.prompt
     assert tokens is not None
-    assert tokens >= tokens_min
-    assert hits == tokens
+    assert tokens >= PROMPT_TOKENS_MIN
+    assert hits == tokens, told
     one = told[0]
     assert (one.outcome, one.cause, one.source, one.target) == (
         HandOverOutcome.DELIVERED,
