@@ -4,6 +4,7 @@ Every diagnosis and its readings become events; nothing is decided on a number t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -11,7 +12,7 @@ from trimtab.core.budgets import payers_that_bind
 from trimtab.core.cost import CostModel, SpeculationTable
 from trimtab.core.decision import FleetView
 from trimtab.core.events import BudgetsRead, Diagnosed, LeversAssessed, Measured
-from trimtab.core.evidence import Readings, Window
+from trimtab.core.evidence import Evidence, Reading, Readings, Window
 from trimtab.core.findings import Diagnosis
 from trimtab.core.lever import Assessment, Lever, LeverRecord, RampPlan, Situation
 from trimtab.core.ports import Clock, LedgerSink
@@ -26,9 +27,12 @@ from trimtab.diagnosis.from_probes import (
     readings_from_views,
 )
 from trimtab.diagnosis.from_records import readings_from_records
-from trimtab.diagnosis.names import FleetFacts, merged
+from trimtab.diagnosis.names import FleetFacts, Name, merged
 from trimtab.levers.attached import on_attached
 from trimtab.levers.choice import choose
+
+PAYER_WINDOW_MIN_S: Final = 10.0
+"""Over how long a share of time is to be read, in seconds, before it takes back a lever that passed its gates."""
 
 
 class ProcessSample(msgspec.Struct, frozen=True):
@@ -94,7 +98,7 @@ class Situations:
             for replica, now in after.engine.items()
         ]
         readings = merged(
-            fleet_readings(engines, id_prefix=prefix),
+            _without_moments(fleet_readings(engines, id_prefix=prefix)),
             readings_from_records(records, window=window, id_prefix=prefix, fleet=standing.fleet),
             readings_from_views(views, window=window, id_prefix=prefix),
             readings_from_processes(
@@ -190,9 +194,28 @@ class Situations:
         )
 
 
+def _without_moments(readings: Readings) -> Readings:
+    """Leave out what a probe says of the second before it: of a window only the process table tells the CPU time."""
+    return Readings(tuple(item for item in readings.items if item.name != Name.CPU_BUSY_SHARE))
+
+
+def _lasted(reading: Reading | None) -> bool:
+    """Say whether a reading is of a moment by its nature (bytes held) or was taken over long enough."""
+    if not isinstance(reading, Evidence):
+        return True
+    return reading.window.length_s == 0 or reading.window.length_s >= PAYER_WINDOW_MIN_S
+
+
 def payers_reason(record: LeverRecord, diagnosis: Diagnosis) -> str | None:
-    """Return why a lever failed although it gained: its paying budget binds now; None if it keeps headroom."""
-    binding = payers_that_bind(diagnosis.budgets, record.moves)
+    """Return why a lever failed although it gained: its paying budget binds now; None if it keeps headroom.
+
+    A share of time that was read over less than `PAYER_WINDOW_MIN_S` does not count: one prompt fills a second.
+    """
+    binding = tuple(
+        budget
+        for budget in payers_that_bind(diagnosis.budgets, record.moves)
+        if _lasted(diagnosis.budgets.use(budget).reading)
+    )
     if not binding:
         return None
     names = ", ".join(budget.value for budget in binding)

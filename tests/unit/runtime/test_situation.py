@@ -9,12 +9,13 @@ from situations import FLEET, PREFILL_BOUND, readings, request, situation
 
 from trimtab.core.budgets import Budgets, BudgetUse
 from trimtab.core.events import BudgetsRead, Diagnosed, LeversAssessed, Measured
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Evidence, Readings, Window
 from trimtab.core.lever import Assessment, RampPlan, Situation
 from trimtab.core.types import Budget, Mode
 from trimtab.levers.catalog import catalog
 from trimtab.levers.prefix_caching import PrefixAffineRouting
 from trimtab.runtime.situation import (
+    PAYER_WINDOW_MIN_S,
     ProcessSample,
     Situations,
     Standing,
@@ -170,3 +171,56 @@ def test_paying_budget_that_binds_is_the_reason_to_take_back() -> None:
     assert memory_at(0.96) == "the paying budget binds after adoption: memory"
     assert memory_at(0.80) is None
     assert memory_at(None) is None
+
+
+def busy(length_s: float) -> Evidence:
+    """What a probe says of CPU time over the seconds before it."""
+    return Evidence(
+        id=f"r0/cpu_busy_share@{length_s}",
+        name="cpu_busy_share",
+        value=0.99,
+        unit="share",
+        source="r0",
+        window=Window(30.0 - length_s, 30.0),
+    )
+
+
+def test_moment_of_full_cpu_is_no_paying_budget_that_binds() -> None:
+    """A second in which one prompt, or the calibration, was computed took back what had passed its gates."""
+    seen = diagnosis("dg-1", "ev-1")
+    [spent] = [move for move in lever_record().moves if move.spends]
+    record = msgspec.structs.replace(
+        lever_record(), moves=(msgspec.structs.replace(spent, budget=Budget.COMPUTE),)
+    )
+
+    def compute_over(length_s: float) -> str | None:
+        use = BudgetUse(
+            budget=Budget.COMPUTE, used_share=0.99, basis="test", reading=busy(length_s)
+        )
+        others = tuple(each for each in budgets(0.5).uses if each.budget is not Budget.COMPUTE)
+        after = msgspec.structs.replace(seen, budgets=Budgets((*others, use)))
+        return payers_reason(record, after)
+
+    assert compute_over(1.0) is None
+    assert compute_over(PAYER_WINDOW_MIN_S - 0.1) is None
+    assert compute_over(30.0) == "the paying budget binds after adoption: compute"
+
+
+def test_cpu_time_of_a_window_is_the_process_tables_alone() -> None:
+    """Without two samples it is unknown, whatever a probe said of the second before it."""
+    bench = Bench()
+    now = msgspec.structs.replace(sample(30.0, 20.0), engine={"r0": Readings((busy(1.0),))})
+    alone, over = (
+        bench.situations.look(
+            "adopting",
+            STANDING,
+            [],
+            views=[],
+            before=before,
+            after=now,
+            cause_id=None,
+        ).diagnosis.budgets.use(Budget.COMPUTE)
+        for before in (now, sample(0.0, 0.0))
+    )
+    assert alone.used_share is None
+    assert over.used_share == pytest.approx(40.0 / (FLEET.threads * 2 * 30.0))
