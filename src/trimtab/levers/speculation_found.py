@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Constraint
@@ -24,7 +25,7 @@ from trimtab.levers.speculation_depths import (
     best_drafting,
 )
 from trimtab.policies.ngram_drafts import DraftCounts
-from trimtab.policies.speculation_model import BreakEven, StepTimes
+from trimtab.policies.speculation_model import StepTimes
 from trimtab.quality.ladder import Ratio
 
 NO_LABEL: Final = ""

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.stats import Interval, mean_interval
+from trimtab.core.stats import Interval, ratio_interval
 from trimtab.core.types import Verdict
 from trimtab.engines.compressed_tensors import Scheme
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group, TensorKind
@@ -142,12 +142,10 @@ def ratio_of(base: Sequence[float], rung: Sequence[float]) -> Ratio:
     logs = [math.log(new / old) for old, new in zip(base, rung, strict=True)]
     if not logs:
         return Ratio(n=0, ratio=None, interval=None, base=None, rung=None)
-    found = mean_interval(logs)
     return Ratio(
         n=len(logs),
         ratio=math.exp(math.fsum(logs) / len(logs)),
-        interval=found
-        and Interval(low=math.exp(found.low), high=math.exp(found.high), level=found.level),
+        interval=ratio_interval(base, rung),
         base=_median(base),
         rung=_median(rung),
     )

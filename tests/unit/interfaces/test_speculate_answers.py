@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from draft_kit import REVISION, FakeStage, Law, ask_of, edit
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.lever import TriggerAction
 from trimtab.core.revision import Speculation, SpeculationMethod
 from trimtab.core.types import Technique
@@ -16,7 +17,6 @@ from trimtab.interfaces.speculate_html import page
 from trimtab.interfaces.speculate_lever import lever_record, off_at
 from trimtab.interfaces.speculate_view import cut_rows, point_rows, summary_words
 from trimtab.levers.speculation_found import Speculated
-from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.short_record import complete, parse_record
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.speculate import Speculator
