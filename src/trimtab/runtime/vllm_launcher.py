@@ -24,6 +24,7 @@ from trimtab.engines.vllm_effective import ServedModel, differences, read_cache,
 from trimtab.engines.vllm_log import StartReport, read_start_log
 from trimtab.runtime.hardware import memory_available, usable_cpus
 from trimtab.runtime.launcher import free_ports, port_trouble
+from trimtab.runtime.model_folder import weight_files
 from trimtab.runtime.vllm_env import PLUGINS, VllmEnvironment
 from trimtab.runtime.vllm_server import ProcessMemory, VllmServer, spawn_server
 
@@ -306,7 +307,8 @@ def memory_need(launch: VllmLaunch) -> int:
     Processes: one per rank, an engine per data-parallel rank, the API's, and one that coordinates several engines. An
     unset KV cache is left out: vLLM then takes what is free.
     """
-    weights = sum(path.stat().st_size for path in Path(launch.model).glob("*.safetensors"))
+    folder = Path(launch.model)
+    weights = sum((folder / name).stat().st_size for name in weight_files(folder))
     coordinator = 1 if launch.data_parallel > 1 else 0
     processes = launch.ranks + launch.data_parallel + coordinator + 1
     return (
