@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from trimtab.core.evidence import Evidence, Reading, Readings
+from trimtab.diagnosis.disputes import disagreement
 
 
 class Name(StrEnum):
@@ -120,9 +121,16 @@ def labels_in(readings: Readings) -> tuple[str, ...]:
 
 
 def merged(*parts: Readings) -> Readings:
-    """Join readings; where two parts know a name the later evidence counts, and evidence beats unknown."""
+    """Join readings; where two parts know a name the later evidence counts, and evidence beats unknown.
+
+    Where two of them disagree about it, the later one says so (`Evidence.disputed`).
+    """
     found: dict[str, Reading] = {}
     for item in (item for part in parts for item in part.items):
-        if isinstance(item, Evidence) or item.name not in found:
+        before = found.get(item.name)
+        if isinstance(item, Evidence) and isinstance(before, Evidence):
+            said = disagreement(item, before) or item.disputed
+            found[item.name] = msgspec.structs.replace(item, disputed=said)
+        elif isinstance(item, Evidence) or before is None:
             found[item.name] = item
     return Readings(tuple(found.values()))
