@@ -138,9 +138,9 @@ def gaining_labels(cuts: Sequence[CutFigures]) -> tuple[tuple[str, ...], bool]:
 
 
 def schema_combinable(cuts: Sequence[CutFigures]) -> bool | None:
-    """Say whether answers bound to a schema stayed valid; None where none were measured."""
+    """Say whether answers bound to a schema stayed valid; None where none were that could have become invalid."""
     bound = [one for one in cuts if one.valid_off is not None]
-    if not bound:
+    if not any(one.valid_off for one in bound):
         return None
     return all(one.pays is not Pays.INVALID for one in bound)
 

@@ -329,8 +329,24 @@ def _is_better(one: RungResult, best: RungResult | None, original: RungResult) -
         return False
     if _saves_kv(one, best):
         # KV is what binds: fewer bytes of it count unless the rung is shown to be slower.
-        return one.speed.score.interval.low <= best.speed.score.ratio
-    return one.speed.score.interval.high < best.speed.score.ratio
+        return not is_shown_faster(best.speed.score, one.speed.score)
+    return is_shown_faster(one.speed.score, best.speed.score)
+
+
+def is_shown_faster(one: Ratio, other: Ratio) -> bool:
+    """Say whether one rung's latency and cost are below another's beyond the noise of both.
+
+    Each was measured beside the original in rounds of its own, so both have noise: half widths of their intervals, as
+    logarithms, add up in squares.
+    """
+    if one.ratio is None or other.ratio is None or one.interval is None or other.interval is None:
+        return False
+    noise = math.hypot(_half_width(one.interval), _half_width(other.interval))
+    return math.log(other.ratio / one.ratio) > noise
+
+
+def _half_width(interval: Interval) -> float:
+    return 0.5 * math.log(interval.high / interval.low)
 
 
 def _saves_kv(one: RungResult, best: RungResult) -> bool:
