@@ -1,6 +1,7 @@
 """Writes the rows of a kernel table that a model can ask for, in their order.
 
-Tables are read and written column by column, as they lie in memory.
+Tables are read column by column, as they lie in memory, and only columns that decide which rows stay are held: what a
+column took serves the next, where a whole table at once is new memory, which takes as long to get as to fill.
 """
 
 import importlib
@@ -24,6 +25,33 @@ _NUMBERS: Final = {name: name for name in _WHOLE} | {"float": "float32", "double
 """By a column's type in words: numpy's name of it."""
 
 
+class _Columns:
+    """A table's columns, each read when it is asked for."""
+
+    def __init__(self, file: Any, names: Sequence[str]) -> None:
+        """`file`: of pyarrow; `names`: the columns that are read."""
+        self.column_names = names
+        self.num_rows = int(file.metadata.num_rows)
+        self._reader = file.reader
+        self._places = {name: place for place, name in enumerate(file.schema_arrow.names)}
+        self._held: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """Return a column as one array, and hold it; raises IndexError for one without rows."""
+        if name not in self._held:
+            self._held[name] = self._read(name)
+        return self._held[name]
+
+    def taken(self, pyarrow: Any, name: str, places: Any) -> Any:
+        """Return some rows of a column, and let it go; raises ValueError for one with gaps."""
+        column = self._held.pop(name) if name in self._held else self._read(name)
+        return _taken(pyarrow, column, places)
+
+    def _read(self, name: str) -> Any:
+        chunks = self._reader.read_column(self._places[name])
+        return chunks.combine_chunks() if chunks.num_chunks > 1 else chunks.chunk(0)
+
+
 def _taken(pyarrow: Any, column: Any, places: Any) -> Any:
     """Return some rows of a column: pyarrow's own way imports all of what it computes with, a tenth of a second.
 
@@ -36,8 +64,8 @@ def _taken(pyarrow: Any, column: Any, places: Any) -> Any:
     return pyarrow.Array.from_buffers(column.type, len(places), [None, values])
 
 
-def _numbers(rows: Any, name: str) -> Any:
-    column = rows.column(name).chunk(0)
+def _numbers(rows: _Columns, name: str) -> Any:
+    column = rows.column(name)
     if str(column.type) not in _WHOLE:
         raise ValueError(f"a column of a kernel table is of {column.type}")
     return _values(column)
@@ -59,17 +87,17 @@ def _values(column: Any) -> Any:
     return values[column.offset : column.offset + len(column)]
 
 
-def _codes(rows: Any, name: str) -> Any:
+def _codes(rows: _Columns, name: str) -> Any:
     """Return a column of text as numbers, with the texts that they stand for."""
-    column = rows.column(name).chunk(0)
+    column = rows.column(name)
     return _values(column.indices), column.dictionary.to_pylist()
 
 
-def _among(rows: Any, name: str, texts: Sequence[str]) -> Any:
+def _among(rows: _Columns, name: str, texts: Sequence[str]) -> Any:
     return _coded(rows, name, lambda text: text in texts)
 
 
-def _coded(rows: Any, name: str, wanted: Callable[[str], bool]) -> Any:
+def _coded(rows: _Columns, name: str, wanted: Callable[[str], bool]) -> Any:
     """Return which rows have a text that is wanted."""
     import numpy
 
@@ -77,7 +105,7 @@ def _coded(rows: Any, name: str, wanted: Callable[[str], bool]) -> Any:
     return numpy.array([wanted(text) for text in known], dtype=bool)[codes]
 
 
-def _matrices(rows: Any, wanted: Wanted) -> Any:
+def _matrices(rows: _Columns, wanted: Wanted) -> Any:
     """Rows of the widths; of each only sizes that a time can come from, and one where none is asked for."""
     import numpy
 
@@ -95,11 +123,11 @@ def _matrices(rows: Any, wanted: Wanted) -> Any:
     return kept
 
 
-def _prompts(rows: Any, wanted: Wanted) -> Any:
+def _prompts(rows: _Columns, wanted: Wanted) -> Any:
     return _answers(rows, wanted) & _among(rows, "attn_dtype", wanted.widths)
 
 
-def _answers(rows: Any, wanted: Wanted) -> Any:
+def _answers(rows: _Columns, wanted: Wanted) -> Any:
     import numpy
 
     kept = _among(rows, "kv_cache_dtype", wanted.widths)
@@ -111,7 +139,7 @@ def _answers(rows: Any, wanted: Wanted) -> Any:
     return kept
 
 
-def _experts(rows: Any, wanted: Wanted) -> Any:
+def _experts(rows: _Columns, wanted: Wanted) -> Any:
     """Rows of the shapes, and one of each width and choice of experts: whether those were measured at all is asked."""
     import numpy
 
@@ -136,7 +164,7 @@ def _experts(rows: Any, wanted: Wanted) -> Any:
     return kept
 
 
-def _modules(rows: Any, wanted: Wanted) -> Any:
+def _modules(rows: _Columns, wanted: Wanted) -> Any:
     import numpy
 
     pairs = [
@@ -177,16 +205,16 @@ def write_rows(source: Path, target: Path, wanted: Wanted) -> None:
         unread = (*_UNREAD, *_UNREAD_OF_OWN.get(source.name, ()))
         names = [name for name in schema.names if name not in unread]
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
-        table = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
-        rows = table.read(columns=names, use_threads=False).combine_chunks()
+        file = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
+        rows = _Columns(file, names)
         kept = _KEPT[source.name](rows, wanted).nonzero()[0]
-        columns = [_taken(pyarrow, rows.column(name).chunk(0), kept) for name in names]
         parquet.write_table(
-            pyarrow.Table.from_arrays(columns, schema=rows.schema),
+            pyarrow.Table.from_arrays([rows.taken(pyarrow, name, kept) for name in names], names),
             target,
             compression="none",
             use_dictionary=texts,
             write_statistics=False,
+            store_schema=False,
         )
     except (pyarrow.ArrowException, KeyError, ValueError, AttributeError, IndexError):
         target.unlink(missing_ok=True)
