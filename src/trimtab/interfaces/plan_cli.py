@@ -54,12 +54,17 @@ class Unplannable(click.ClickException):
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Put off looking for garbage in cycles: a plan leaves next to none, and looking takes a fifteenth of the first."""
+    """Look for no garbage in cycles, as a plan leaves next to none and looking takes a fifteenth of a first one.
+
+    Nor is what it made looked through afterwards: it lasts as long as the process, or is let go without being looked
+    for.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was:
             gc.enable()
 

@@ -14,6 +14,7 @@ its own tree is asked. An excerpt that cannot be made is as good as none.
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
 import tempfile
@@ -113,28 +114,29 @@ def _write(tables: Tables, wanted: Wanted, made: Path) -> None:
         lent = {(each.table, one) for each in shared for one in each.lenders(tables.engine)}
     (made / _REUSE).write_text(reuse)
     for family, found in files.items():
-        alone = family.name == _COMM or any(_says_more(each) for each in found)
-        place = made / folder / (family.name if alone else _TOGETHER)
+        more = any(_says_more(each) for each in found)
+        place = made / folder / (family.name if more or family.name == _COMM else _TOGETHER)
         for file in found:
             of_other = file.parts[-3] not in (tables.engine, *_OF_ALL)
             if lent is not None and of_other and (file.name, file.parts[-3]) not in lent:
                 continue
-            if alone or file.suffix == _TABLE:
-                _write_file(file, place / file.relative_to(family), wanted)
+            if more or file.suffix == _TABLE:
+                _write_file(file, place.joinpath(*file.parts[-3:]), wanted)
 
 
 def _says_more(file: Path) -> bool:
-    """Say whether a file says of its family's folder what is not true of others, as which tables are used again."""
+    """Say whether a file says of its folder what is not true of others, as which tables are used again."""
     return file.suffix == ".txt" or file.name == "reuse.yaml"
 
 
 def _write_file(file: Path, target: Path, wanted: Wanted) -> None:
     """Write a table with what is wanted of it, or a link; raises OSError, as where families have one of a name."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.isdir(target.parent):
+        target.parent.mkdir(parents=True)
     if is_cut(file.name, wanted):
         write_rows(file, target, wanted)
     else:
-        target.symlink_to(file)
+        os.symlink(file, target)
 
 
 class _Shared(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ def kept_sizes(tokens: Any, columns: Any, depth: Any, asked: Sequence[Size]) -> 
         return numpy.zeros(0, dtype=bool)
     wide, widths = _numbered(columns)
     deep, depths = _numbered(depth)
-    place, keys = _numbered(wide * len(depths) + deep)
+    wide *= len(depths)  # in place: new memory takes as long to get as to fill
+    wide += deep
+    place, keys = _numbered(wide)
     measured = [(int(widths[key // len(depths)]), int(depths[key % len(depths)])) for key in keys]
     kept = numpy.zeros(len(keys), dtype=bool)
     at = {size: number for number, size in enumerate(measured)}
@@ -63,10 +65,13 @@ def _numbered(values: Any) -> tuple[Any, Any]:
     largest = int(values.max())
     if largest > _COUNTED_MAX:
         found, numbers = numpy.unique(values, return_inverse=True)
-        return numbers, found
+        return numbers.astype(numpy.int32), found
     occurs = numpy.zeros(largest + 1, dtype=bool)
     occurs[values] = True
-    return (numpy.cumsum(occurs) - 1)[values], numpy.flatnonzero(occurs)
+    found = numpy.flatnonzero(occurs)
+    known = numpy.zeros(largest + 1, dtype=numpy.int32)
+    known[found] = numpy.arange(len(found), dtype=numpy.int32)
+    return known[values], found
 
 
 def _near(away: Any) -> Any:

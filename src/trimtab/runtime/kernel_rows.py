@@ -93,6 +93,15 @@ def _codes(rows: _Columns, name: str) -> Any:
     return _values(column.indices), column.dictionary.to_pylist()
 
 
+def _are_among(numbers: Any, few: Sequence[int]) -> Any:
+    import numpy
+
+    found = numpy.zeros(len(numbers), dtype=bool)
+    for each in few:
+        found |= numbers == each
+    return found
+
+
 def _among(rows: _Columns, name: str, texts: Sequence[str]) -> Any:
     return _coded(rows, name, lambda text: text in texts)
 
@@ -128,12 +137,10 @@ def _prompts(rows: _Columns, wanted: Wanted) -> Any:
 
 
 def _answers(rows: _Columns, wanted: Wanted) -> Any:
-    import numpy
-
     kept = _among(rows, "kv_cache_dtype", wanted.widths)
-    kept &= numpy.isin(_numbers(rows, "head_dim"), wanted.head_sizes)
+    kept &= _are_among(_numbers(rows, "head_dim"), wanted.head_sizes)
     if _WINDOW in rows.column_names:
-        kept &= numpy.isin(_numbers(rows, _WINDOW), wanted.windows)
+        kept &= _are_among(_numbers(rows, _WINDOW), wanted.windows)
     if not wanted.copied_heads:
         kept &= _numbers(rows, "num_heads") != _numbers(rows, "num_key_value_heads")
     return kept
@@ -153,13 +160,16 @@ def _experts(rows: _Columns, wanted: Wanted) -> Any:
     kept &= _coded(
         rows, _EXPERTS_OF[0], lambda text: any(width.startswith(text) for width in wanted.widths)
     )
-    kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int64), 1
+    kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int32), 1
     for name in _EXPERTS_OF:
         if name in rows.column_names:
             codes, known = _codes(rows, name)
-            kinds, count = kinds * len(known) + codes, count * len(known)
-    first = numpy.zeros(count, dtype=numpy.int64)
-    first[kinds[::-1]] = numpy.arange(rows.num_rows)[::-1]  # of several the last one written stays
+            kinds *= len(known)
+            kinds += codes
+            count *= len(known)
+    first = numpy.zeros(count, dtype=numpy.int32)
+    places = numpy.arange(rows.num_rows, dtype=numpy.int32)
+    first[kinds[::-1]] = places[::-1]  # of several the last one written stays
     kept[first[numpy.bincount(kinds, minlength=count) > 0]] = True
     return kept
 

@@ -58,6 +58,9 @@ _ASKED_BY: Final = {"attention": "Attention", "mla": "Mla", "mla_bmm": "Mla", "m
 _OPERATIONS_MAX: Final = 4096
 """Operations that are remembered with what they ask for."""
 
+_PARTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
 _T = TypeVar("_T")
 
 Matrix = tuple[str, int, int]
@@ -103,9 +106,8 @@ class _Asked(Wanted, frozen=True, kw_only=True):
 def wanted_by(spec: str) -> Wanted:
     """Return the keys that a specification of the package asks for, in whichever of its operations."""
     told: list[_Asked] = []
-    for part in msgspec.json.decode(spec, type=dict[str, msgspec.Raw]).values():
-        listed = bytes(part).startswith(b"[")
-        parts = msgspec.json.decode(part, type=list[msgspec.Raw]) if listed else [part]
+    for part in _PARTS.decode(spec).values():
+        parts = _LISTED.decode(part) if bytes(part).startswith(b"[") else [part]
         told += [_asked(bytes(each)) for each in parts]
     return Wanted(
         widths=_all(each.widths for each in told),
