@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -116,12 +117,14 @@ def _write(tables: Tables, wanted: Wanted, made: Path) -> None:
     for family, found in files.items():
         more = any(_says_more(each) for each in found)
         place = made / folder / (family.name if more or family.name == _COMM else _TOGETHER)
-        for file in found:
-            of_other = file.parts[-3] not in (tables.engine, *_OF_ALL)
-            if lent is not None and of_other and (file.name, file.parts[-3]) not in lent:
-                continue
-            if more or file.suffix == _TABLE:
-                _write_file(file, place.joinpath(*file.parts[-3:]), wanted)
+        kept = [each for each in found if more or each.suffix == _TABLE]
+        for engine in {each.parents[1] for each in kept}:
+            of_engine = [each for each in kept if each.parents[1] == engine]
+            own = engine.name in (tables.engine, *_OF_ALL)
+            whole = own and place.name == family.name
+            if not own and lent is not None:
+                of_engine = [each for each in of_engine if (each.name, engine.name) in lent]
+            _write_engine(of_engine, engine, place / engine.name, wanted, whole=whole)
 
 
 def _says_more(file: Path) -> bool:
@@ -129,14 +132,26 @@ def _says_more(file: Path) -> bool:
     return file.suffix == ".txt" or file.name == "reuse.yaml"
 
 
-def _write_file(file: Path, target: Path, wanted: Wanted) -> None:
-    """Write a table with what is wanted of it, or a link; raises OSError, as where families have one of a name."""
-    if not os.path.isdir(target.parent):
-        target.parent.mkdir(parents=True)
-    if is_cut(file.name, wanted):
-        write_rows(file, target, wanted)
-    else:
-        os.symlink(file, target)
+def _write_engine(
+    files: Sequence[Path], engine: Path, target: Path, wanted: Wanted, *, whole: bool
+) -> None:
+    """Write an engine's tables with what is wanted of them, or links; raises OSError, as for two files of one name.
+
+    `whole`: these are all that there are, and they lie alone in their folder.
+    """
+    cut = {each for each in files if is_cut(each.name, wanted)}
+    if whole and not cut:
+        target.parent.mkdir(exist_ok=True)
+        target.symlink_to(engine)
+        return
+    for version in {each.parts[-2] for each in files}:
+        os.makedirs(target / version, exist_ok=True)
+    for each in files:
+        written = target.joinpath(*each.parts[-2:])
+        if each in cut:
+            write_rows(each, written, wanted)
+        else:
+            os.symlink(each, written)
 
 
 class _Shared(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ column took serves the next, where a whole table at once is new memory, which ta
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,14 +153,13 @@ def _experts(rows: _Columns, wanted: Wanted) -> Any:
 
     shapes = [_numbers(rows, name) for name in SHAPE]
     kept = numpy.zeros(rows.num_rows, dtype=bool)
-    for shape in wanted.experts:
-        kept |= numpy.logical_and.reduce(
-            [column == size for column, size in zip(shapes, shape, strict=True)]
-        )
-    # the package tells some kernels of one width apart by a longer name
-    kept &= _coded(
-        rows, _EXPERTS_OF[0], lambda text: any(width.startswith(text) for width in wanted.widths)
-    )
+    for width, *shape in wanted.experts:
+        widths = (width,) if width else wanted.widths
+        # the package tells some kernels of one width apart by a longer name
+        alike = _coded(rows, _EXPERTS_OF[0], partial(_begins_one_of, widths))
+        for column, size in zip(shapes, shape, strict=True):
+            alike &= column == size
+        kept |= alike
     kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int32), 1
     for name in _EXPERTS_OF:
         if name in rows.column_names:
@@ -172,6 +172,10 @@ def _experts(rows: _Columns, wanted: Wanted) -> Any:
     first[kinds[::-1]] = places[::-1]  # of several the last one written stays
     kept[first[numpy.bincount(kinds, minlength=count) > 0]] = True
     return kept
+
+
+def _begins_one_of(widths: Sequence[str], text: str) -> bool:
+    return any(width.startswith(text) for width in widths)
 
 
 def _modules(rows: _Columns, wanted: Wanted) -> Any:

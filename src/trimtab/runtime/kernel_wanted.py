@@ -63,6 +63,9 @@ _LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 _T = TypeVar("_T")
 
+Experts = tuple[str, int, int, int, int]
+"""Width, empty where it is not told, and a shape as in `SHAPE`."""
+
 Matrix = tuple[str, int, int]
 """Width, columns and rows of a matrix."""
 
@@ -70,7 +73,7 @@ Matrix = tuple[str, int, int]
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that a model asks for. Too many do no harm, too few would.
 
-    `experts`: shapes as in `SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
+    `experts`: width and shape as in `SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
     `modules`: widths of the cache and of the matrices of latent attention that was measured whole. `matrices`: width,
     columns and rows of each; none: an operation may ask for any. `families`: of those that only some kinds of
     operations ask, which are asked.
@@ -80,7 +83,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     head_sizes: tuple[int, ...]
     windows: tuple[int, ...]
     copied_heads: bool
-    experts: tuple[tuple[int, ...], ...]
+    experts: tuple[Experts, ...]
     modules: tuple[tuple[str, str], ...] = ()
     matrices: tuple[Matrix, ...] = ()
     families: tuple[str, ...] = ()
@@ -131,7 +134,7 @@ def _asked(operation: bytes) -> _Asked:
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
-    experts: set[tuple[int, ...]] = set()
+    experts: set[Experts] = set()
     modules: set[tuple[str, str]] = set()
     matrices: set[Matrix] = set()
     kinds: set[str] = set()
@@ -139,7 +142,9 @@ def _asked(operation: bytes) -> _Asked:
     for wide, facts in _objects(msgspec.json.decode(operation)):
         names = facts.keys()
         if names >= _SHAPES:
-            experts.add(tuple(int(facts[each]) for each in SHAPE))
+            told = facts.get("quant_mode")
+            topk, count, hidden, inter = (int(facts[each]) for each in SHAPE)
+            experts.add((told if isinstance(told, str) else "", topk, count, hidden, inter))
         if names >= _MATRIX:
             matrices.add((_looked_up(facts["quant_mode"]), int(facts["n"]), int(facts["k"])))
         if names >= _MODULES:
