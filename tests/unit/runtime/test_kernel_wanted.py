@@ -42,3 +42,12 @@ def test_operation_of_an_unknown_kind_may_ask_for_anything() -> None:
     """Then no matrix and no family of tables is left out."""
     found = wanted_by(spec(GEMM, {"SparseAttention": {"n": 8}}))
     assert (found.matrices, found.known) == ((), False)
+
+
+def test_families_are_asked_by_kinds_of_operations_alone() -> None:
+    """Of a model of matrices and latent attention nobody asks for experts; of an unknown kind, anything may be asked."""
+    found = wanted_by(spec(GEMM, LATENT))
+    assert [found.asks(each) for each in ("gemm", "comm", "mla", "moe", "mhc")] == [
+        True, True, True, False, False
+    ]  # fmt: skip
+    assert wanted_by(spec({"SparseAttention": {"n": 8}})).asks("moe")
