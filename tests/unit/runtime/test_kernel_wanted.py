@@ -45,9 +45,8 @@ def test_operation_of_an_unknown_kind_may_ask_for_anything() -> None:
 
 
 def test_families_are_asked_by_kinds_of_operations_alone() -> None:
-    """Of a model of matrices and latent attention nobody asks for experts; of an unknown kind, anything may be asked."""
+    """With matrices and latent attention nobody asks for experts; an unknown kind may ask for anything."""
     found = wanted_by(spec(GEMM, LATENT))
-    assert [found.asks(each) for each in ("gemm", "comm", "mla", "moe", "mhc")] == [
-        True, True, True, False, False
-    ]  # fmt: skip
+    told = [found.asks(each) for each in ("gemm", "comm", "mla", "moe", "mhc")]
+    assert told == [True, True, True, False, False]
     assert wanted_by(spec({"SparseAttention": {"n": 8}})).asks("moe")
