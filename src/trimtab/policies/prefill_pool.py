@@ -226,7 +226,12 @@ class PrefillPool:
         cause: HandOverCause | None,
         has_parcel: bool,
     ) -> None:
-        """Note how a hand-over ended. `has_parcel`: its prompt was computed ahead."""
+        """Note how a hand-over ended. `has_parcel`: its prompt was computed ahead.
+
+        Of a replica that left meanwhile nothing is kept: nobody would ever drop it again.
+        """
+        if self.load.replica(decision.replica) is None or self.load.replica(decode) is None:
+            return
         self.breakers.ended(
             decision.replica,
             decode,
@@ -246,10 +251,15 @@ class PrefillPool:
         ms: float,
         size_bytes: float | None = None,
     ) -> None:
-        """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
+        """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up.
+
+        One that is told once either side has left teaches nothing, as in `judged`.
+        """
         seen = Passage(tokens=tokens, setup_ms=setup_ms, transfer_ms=ms, bytes=size_bytes)
         source, target = self.load.replica(decision.replica), self.load.replica(decode)
-        like = likeness(*(NO_LABELS if one is None else one.labels for one in (source, target)))
+        if source is None or target is None:
+            return
+        like = likeness(source.labels, target.labels)
         self.links.learn(decision.replica, decode, like, seen)
 
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:

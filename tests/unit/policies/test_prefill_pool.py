@@ -5,7 +5,14 @@ import pytest
 from router_kit import query, router
 
 from trimtab.core.cost import CostModel
-from trimtab.core.handover import NO_LABELS, PrefillDecision, PrefillPlace, ReplicaLabels
+from trimtab.core.handover import (
+    NO_LABELS,
+    HandOverCause,
+    HandOverOutcome,
+    PrefillDecision,
+    PrefillPlace,
+    ReplicaLabels,
+)
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.local_prefill import PrefillRules
 from trimtab.policies.prefill_pool import LinkRate, PrefillPool
@@ -221,3 +228,24 @@ def test_what_a_replica_was_asked_in_another_role_is_no_prompt_sent_ahead() -> N
             looked = asked.choose(made.route(query(f"q{made.load.in_flight}")))
     assert looked.remote is not None
     assert looked.remote.terms["coming"] == 0.0
+
+
+def test_hand_over_that_ends_after_its_replica_left_is_kept_nowhere() -> None:
+    """An engine's page may be read late: nobody would drop what is learned of a name that is gone."""
+    made = fleet(a=HERE)
+    asked = pool(made)
+    decision = chosen(made, asked)
+    made.load.remove_replica("a")
+    asked.forget("a")
+    asked.moved(decision, "d", tokens=1000.0, setup_ms=5.0, ms=100.0)
+    asked.judged(
+        decision,
+        "d",
+        0.0,
+        outcome=HandOverOutcome.FAILED,
+        cause=HandOverCause.SHORTFALL,
+        has_parcel=True,
+    )
+    assert decision.replica == "a"
+    assert asked.links.rates() == ()
+    assert asked.breakers._failures == {}
