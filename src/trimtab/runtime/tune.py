@@ -153,6 +153,7 @@ class Tune:
             self.standing(),
             outcome.records,
             views=outcome.views,
+            hand_overs=self._system.hand_overs.books.since(outcome.before.at_s),
             before=outcome.before,
             after=outcome.after,
             cause_id=outcome.event_id,
