@@ -55,6 +55,7 @@ def test_folder_of_a_checkpoint_is_what_the_server_gets(tmp_path: Path, named: s
     assert volume["hostPath"] == {"path": str(config.parent), "type": "Directory"}
     assert f"--model {mount['mountPath']} " in pod["containers"][0]["command"][-1]
     assert mount["readOnly"] is True
+    assert option(texts["command.sh"], "--served-model-name") == "made"
     ray = yaml.safe_load(texts["ray-serve.yaml"])
     (model,) = ray["applications"][0]["args"]["llm_configs"]
     assert model["model_loading_config"]["model_source"] == str(config.parent)
@@ -91,7 +92,7 @@ def test_cache_precision_is_a_name_that_the_engine_has(
         (("--model", "qwen3-8b", "--hardware", "T4:4", "--kv-precision", "fp8"), "fp16"),
         (("--model", "qwen3-8b", "--hardware", "T4:4", "--kv-precision", "bf16"), "fp16"),
         (("--model", "deepseek-v3", "--hardware", "H200:8", "--kv-precision", "fp4"), "fp8"),
-        (("--model", "smollm2-135m", "--hardware", "cpu", "--kv-precision", "fp4"), "fp8"),
+        (("--model", "smollm2-135m", "--hardware", "cpu", "--kv-precision", "fp4"), "bf16"),
         (("--model", "qwen3-8b", "--hardware", "MI300X", "--kv-precision", "fp4"), "fp8"),
     ],
 )

@@ -30,7 +30,13 @@ from trimtab.planning.launch_words import (
     server_of,
     unknown_of_cache,
 )
-from trimtab.planning.longest import CacheRoom, Longest, longest_request, stream_bytes
+from trimtab.planning.longest import (
+    TRUSTED_SHARE,
+    CacheRoom,
+    Longest,
+    longest_request,
+    stream_bytes,
+)
 from trimtab.planning.manifests import (
     TOKEN_SECRET,
     CpuRoom,
@@ -42,7 +48,7 @@ from trimtab.planning.manifests import (
 )
 from trimtab.planning.memory import STORED_KV_BITS
 from trimtab.planning.plan_ask import Ask
-from trimtab.runtime.hardware import usable_cpus
+from trimtab.runtime.hardware import has_wide_vectors, usable_cpus
 from trimtab.runtime.served_known import read_model
 from trimtab.runtime.served_sources import SourceError
 from trimtab.runtime.vllm_launcher import PROCESS_BYTES
@@ -82,7 +88,7 @@ def writing_of(words: Words, ask: Ask) -> Writing:
     is_cpu = is_local(words.hardware)
     if is_cpu and ask.cluster.nodes > 1:
         raise PlanInputError("hardware", "servers on CPUs are written for one node", ("cpu:2",))
-    server = server_of(ask.accelerator.name, is_cpu=is_cpu)
+    server = server_of(ask.accelerator.name, is_cpu=is_cpu, wide_vectors=has_wide_vectors())
     dtype = dtype_of(server, words.precision or "", model_type_of(words.model))
     asked = words.kv_precision or AUTO
     return Writing(
@@ -138,10 +144,11 @@ def _deployment(
 ) -> Deployment:
     word = answer.hardware.accelerator.split()[0]
     is_cpu = writing.server.maker is Maker.CPU
+    checkpoint = writing.checkpoint
     return Deployment(
-        name=_name(writing.ask.model.name),
-        model=writing.checkpoint.name,
-        is_folder=writing.checkpoint.is_folder,
+        name=_name(Path(checkpoint.name).name if checkpoint.is_folder else writing.ask.model.name),
+        model=checkpoint.name,
+        is_folder=checkpoint.is_folder,
         layout=chosen.layout,
         devices_per_node=answer.hardware.devices,
         context_tokens=longest.tokens,
@@ -166,7 +173,8 @@ def _cpu_room(chosen: LayoutAnswer, writing: Writing, room: CacheRoom, longest: 
         raise PlanInputError("hardware", few, (f"cpu:{len(cpus)}",))
     mean = demand.input_tokens + demand.output_tokens
     batch = chosen.expected.batch / layout.attention_dp if chosen.expected else 1.0
-    one = stream_bytes(writing.ask.model, layout, longest.tokens, room)
+    # Whole blocks, and one that vLLM keeps for itself, take more than the tokens alone.
+    one = stream_bytes(writing.ask.model, layout, longest.tokens, room) / TRUSTED_SHARE
     load = KV_HEADROOM * batch * stream_bytes(writing.ask.model, layout, mean, room)
     if one > room.kv_bytes:
         short = f"{layout.label}: this machine's memory does not hold a request of {longest.tokens:,} tokens"

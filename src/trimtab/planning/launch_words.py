@@ -6,8 +6,9 @@ the nearest that it has, before anything is planned.
 Sources, vLLM 0.32: `CacheDType` (config/cache.py); bfloat16 from compute capability 8.0 (platforms/cuda.py); models
 that overflow at float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`, config/model.py); an FP8 cache needs FlashInfer from 8.0 or
 Triton from 8.9, NVFP4 FlashInfer and heads that are not of 64 before Blackwell (v1/attention/backends/flashinfer.py,
-triton_attn.py), CPUs hold FP8, and of latent attention the model's own type only (cpu_attn.py, mla/cpu_mla.py); FP8 of
-weights needs 7.5 (layers/quantization/fp8.py). Capabilities: NVIDIA, "CUDA GPU Compute Capability".
+triton_attn.py), CPUs hold FP8 with AVX-512, and of latent attention the model's own type only (cpu_attn.py,
+mla/cpu_mla.py); FP8 of weights needs 7.5 (layers/quantization/fp8.py). Capabilities: NVIDIA, "CUDA GPU Compute
+Capability".
 """
 
 from collections.abc import Mapping
@@ -57,10 +58,14 @@ class Maker(StrEnum):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The kind of device of a server. `device`: its name in the table of accelerators, or this machine's CPU."""
+    """The kind of device of a server. `device`: its name in the table of accelerators, or this machine's CPU.
+
+    `wide_vectors`: of a CPU, that it has AVX-512.
+    """
 
     device: str
     maker: Maker
+    wide_vectors: bool = True
 
     @property
     def capability(self) -> float:
@@ -80,10 +85,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return names[self.maker]
 
 
-def server_of(device: str, *, is_cpu: bool) -> Server:
-    """Return the kind of server on a device of the table."""
+def server_of(device: str, *, is_cpu: bool, wide_vectors: bool = True) -> Server:
+    """Return the kind of server on a device of the table, or on CPUs with or without AVX-512."""
     if is_cpu:
-        return Server(device=device, maker=Maker.CPU)
+        return Server(device=device, maker=Maker.CPU, wide_vectors=wide_vectors)
     return Server(device=device, maker=Maker.AMD if device.startswith("MI") else Maker.NVIDIA)
 
 
@@ -139,6 +144,8 @@ def _why_no_narrow(server: Server, model: ModelShape) -> str:
         return f"vLLM narrows no cache on {server.device}"
     if server.maker is Maker.CPU and model.latent_kv:
         return "vLLM on CPUs keeps latent attention's cache in the model's own type"
+    if server.maker is Maker.CPU and not server.wide_vectors:
+        return f"vLLM on CPUs narrows the cache with AVX-512 only, which {server.device} has not"
     return ""
 
 
