@@ -182,6 +182,12 @@ def test_longest_request_is_what_the_cache_holds_where_the_models_own_is_too_lon
     assert "--context" in text
 
 
+def test_speculation_that_the_plan_counts_is_said_to_be_missing(tmp_path: Path) -> None:
+    """Which drafts there are is not known, so they cannot be written."""
+    texts = written(tmp_path / "out", *QWEN, "--draft-tokens", 3, "--draft-acceptance", 0.7)
+    assert all("add --speculative-config" in text for text in texts.values())
+
+
 def test_known_name_gets_its_owner(tmp_path: Path) -> None:
     """The repository is what a server can fetch; the pod may be given a token for it."""
     texts = written(tmp_path / "out", *QWEN)

@@ -119,7 +119,7 @@ def write_launch(folder: Path, answer: PlanAnswer, writing: Writing) -> tuple[Pa
         asked_by=writing.context_of,
     )
     deployment = _deployment(answer, answer.chosen, writing, room, longest)
-    notes = _notes(deployment, writing, longest)
+    notes = _notes(writing, longest)
     texts = {
         COMMAND: _script(deployment, answer, notes),
         KUBERNETES: _yaml(kubernetes(deployment), [*notes, *_notes_of_pods(deployment)]),
@@ -196,7 +196,7 @@ def _name(model: str) -> str:
     return (plain if plain[0].isalpha() else f"m-{plain}")[:NAME_MAX].strip("-")
 
 
-def _notes(deployment: Deployment, writing: Writing, longest: Longest) -> list[str]:
+def _notes(writing: Writing, longest: Longest) -> list[str]:
     """Return what holds for every file."""
     quantization, unknown = writing.quantization, unknown_of_cache(writing.kv_dtype, writing.server)
     notes = [
@@ -208,6 +208,10 @@ def _notes(deployment: Deployment, writing: Writing, longest: Longest) -> list[s
     if quantization.stored:
         notes.append(
             f"The checkpoint must be stored as {quantization.stored}: the server does not convert it."
+        )
+    if drafts := writing.ask.demand.draft_tokens:
+        notes.append(
+            f"The plan counts {drafts} drafted tokens a step; no drafts are set up here: add --speculative-config."
         )
     return [*notes, *([f"{unknown}."] if unknown else [])]
 
