@@ -29,7 +29,7 @@ from trimtab.interfaces.plan_measure import show as show_measured
 from trimtab.interfaces.plan_measured import read_rows
 from trimtab.interfaces.plan_validation import print_validation
 from trimtab.interfaces.plan_view import print_answer
-from trimtab.interfaces.plan_write import write_launch
+from trimtab.interfaces.plan_write import Writing, check_words, write_launch, writing_of
 from trimtab.planning.corrected import CorrectedEstimator
 from trimtab.planning.layouts import Sizes
 from trimtab.planning.measured import Group, MeasuredLayout
@@ -197,7 +197,10 @@ def plan(
     words = msgspec.convert(options | {"sizes": sizes}, Words, strict=False)
     if urls and not measure:
         raise click.UsageError("--url is for --measure")
+    if write is not None:
+        check_words(words)
     asking = _Asking(words)
+    writing = None if write is None else writing_of(words, asking.ask)
     answer = asking.answer()
     corrected = _measured(asking, answer, urls) if measure else None
     if corrected is not None:
@@ -210,8 +213,8 @@ def plan(
         print_answer(answer, Console())
         if corrected is not None:
             show_measured(corrected, Console())
-    if write is not None:
-        asking.write(write, answer)
+    if write is not None and writing is not None:
+        _write(write, answer, writing)
     return answer.exit_code
 
 
@@ -224,6 +227,15 @@ def _measured(asking: "_Asking", answer: PlanAnswer, urls: tuple[str, ...]) -> C
         console=Console(stderr=True),
     )
     return Corrected(before=answer, measured=told, after=asking.answer(rows))
+
+
+def _write(folder: Path, answer: PlanAnswer, writing: Writing) -> None:
+    """Write what starts the chosen layout and say where; nothing where no layout was chosen."""
+    if answer.chosen is None:
+        click.echo(f"nothing was written to {folder}: no layout meets the targets", err=True)
+        return
+    files = write_launch(folder, answer, writing)
+    click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)
 
 
 def _validate(path: Path, seed: int, *, as_json: bool) -> int:
@@ -278,19 +290,3 @@ class _Asking:
             trace=self._trace,
             local=is_local(self.words.hardware),
         )
-
-    def write(self, folder: Path, answer: PlanAnswer) -> None:
-        """Write what starts the chosen layout and say where; nothing where no layout was chosen."""
-        if answer.chosen is None:
-            click.echo(f"nothing was written to {folder}: no layout meets the targets", err=True)
-            return
-        files = write_launch(
-            folder,
-            answer,
-            self.ask.model,
-            text=self.words.model,
-            engine=self.words.engine,
-            precision=self.words.precision,
-            kv_precision=self.words.kv_precision,
-        )
-        click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)

@@ -34,7 +34,7 @@ _HEALTH_EVERY_S: Final = 0.25
 _ASK_TIMEOUT_S: Final = 30.0
 _DRAIN_EVERY_S: Final = 0.25
 # The interpreter with torch in it, before any weight: seen as 0.6 to 0.7 GiB in each process of a server.
-_PROCESS_BYTES: Final = 700 * 1024 * 1024
+PROCESS_BYTES: Final = 700 * 1024 * 1024
 
 Stage = Callable[[str, float], None]
 """Told of each new stage of a start: its words, and seconds since the start."""
@@ -314,5 +314,5 @@ def memory_need(launch: VllmLaunch) -> int:
     return (
         weights * launch.data_parallel
         + launch.kv_cache_bytes * launch.ranks
-        + processes * _PROCESS_BYTES
+        + processes * PROCESS_BYTES
     )
