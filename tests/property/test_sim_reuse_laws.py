@@ -209,9 +209,7 @@ def test_slot_keeps_of_a_prompt_what_was_computed(
         streams_max=slots,
         similarity=0.1,
     )
-    listener = Listener(
-        first_token=lambda *_: None, ended=lambda _, job: ended.append(job.id)
-    )
+    listener = Listener(first_token=lambda *_: None, ended=lambda _, job: ended.append(job.id))
     kernel, replica = _replica(Slots, spec, listener)
     for number, one in enumerate(asked):
         job, at_s = _job(number, one), float(one["at_s"] or 0.0)

@@ -2,9 +2,9 @@
 
 A block is free, held (by one or more running requests), or kept: nobody runs with it, but a later prompt with the
 same beginning may take it again. A request's blocks have no name until they are filled, so that nobody finds what was
-never computed; two that fill the same block at once count as one, where an engine keeps both copies. Kept blocks leave in the order in which they were last used, tails first, so that
-a block that is there has all before it. This is the rule of vLLM's block pool; what a request generated is kept
-without a name, which errs on the side of less reuse.
+never computed; two that fill the same block at once count as one, where an engine keeps both copies. Kept blocks leave
+in the order in which they were last used, tails first, so that a block that is there has all before it. This is the
+rule of vLLM's block pool; what a request generated is kept without a name, which errs on the side of less reuse.
 """
 
 from collections import OrderedDict

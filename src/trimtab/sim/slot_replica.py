@@ -128,7 +128,11 @@ class SlotReplica:
 
     def kill(self, now_s: float, reason: str) -> list[Job]:
         """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
-        there = [*self._starts.clear(), *self.waiting, *(job for job in self._slots if job is not None)]
+        there = [
+            *self._starts.clear(),
+            *self.waiting,
+            *(job for job in self._slots if job is not None),
+        ]
         lost = sorted(there, key=lambda job: job.id)
         self.waiting.clear()
         self._slots = [None] * self.spec.streams_max
