@@ -9,8 +9,10 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Final
 
+from trimtab.core.step_cost import StepCost
 from trimtab.sim.blocks import BlockPool
 from trimtab.sim.jobs import Job
 
@@ -44,6 +46,11 @@ class Decodes:
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    @property
+    def latest(self) -> Job:
+        """The stream whose request came last."""
+        return max(self.jobs.values(), key=attrgetter("id"))
 
     @property
     def next_end(self) -> int:
@@ -111,6 +118,16 @@ class Decodes:
         """Tokens of KV that a stream has at a step."""
         return math.ceil(job.context + (step - job.joined) * job.tokens_per_step)
 
+    def step_ms(self, cost: StepCost, prompt_tokens: int, pairs: float) -> float:
+        """Milliseconds of a step of all streams, with their drafts' verification and so many tokens of prompts."""
+        streams = len(self.jobs)
+        return cost.step_ms(
+            tokens=prompt_tokens + streams + self.drafted,
+            streams=streams,
+            context_tokens=self.context,
+            pairs=pairs,
+        )
+
     def grown(self, steps: int) -> float:
         """Tokens by which all contexts grow in so many steps."""
         return (len(self.jobs) + self._accepted) * steps
@@ -153,8 +170,8 @@ class Decodes:
 
     def _next_block_at(self, job: Job) -> int:
         """The step count at which a stream has outgrown the blocks that it has."""
-        room = (job.named + job.private) * self._size - job.context + 1
-        return job.joined + math.ceil(room / job.tokens_per_step)
+        room = (job.named + job.private) * self._size - job.context
+        return job.joined + math.floor(room / job.tokens_per_step) + 1
 
     def take_ended(self) -> list[Job]:
         """Take out and return the streams whose last token has come, in order of step and id."""
