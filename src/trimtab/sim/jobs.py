@@ -62,10 +62,10 @@ class Job(msgspec.Struct, kw_only=True):
 
     `hashes`: names of the prompt's full KV blocks. `tokens_per_step`: 1, or more where drafts are accepted.
     `drafted`: draft tokens verified in each step beside the stream's own. `told_cached`: cached tokens as they were
-    measured, which a replica with slots takes instead of finding them. `after`: names of the further full blocks that
-    prompt and answer make together. `incoming`: its prompt's KV was computed
-    elsewhere and has to come before it can go on. `hands_over`: it is a prompt for another replica, and its blocks stay
-    until `Replica.handed_over`.
+    measured, which a replica takes instead of finding them; their KV is held like the rest. `after`: names of the
+    further full blocks that prompt and answer make together. `incoming`: its prompt's KV was computed elsewhere and has
+    to come before it can go on. `hands_over`: it is a prompt for another replica, and its blocks stay until
+    `Replica.handed_over`.
     """
 
     id: int
