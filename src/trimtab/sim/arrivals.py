@@ -117,6 +117,27 @@ class _Namer:
         return tuple(found)
 
 
+def begun_at(arrivals: Sequence[Arrival], share: float) -> list[Arrival]:
+    """Return a trace that begins at so much of its span (0 to 1), what was before that behind its end.
+
+    Between its last request and its first there is its mean gap.
+    """
+    if len(arrivals) < 2:
+        return list(arrivals)
+    span_s = arrivals[-1].at_s * len(arrivals) / (len(arrivals) - 1)
+    begin_s = share * span_s
+    first = bisect.bisect_left(arrivals, begin_s, key=_at)
+    moved = [
+        *(msgspec.structs.replace(one, at_s=one.at_s - begin_s) for one in arrivals[first:]),
+        *(
+            msgspec.structs.replace(one, at_s=one.at_s - begin_s + span_s)
+            for one in arrivals[:first]
+        ),
+    ]
+    # Rounding must not put what is moved before what it comes after.
+    return sorted(moved, key=_at)
+
+
 def stretch(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
     """Return the requests with all gaps divided by `factor`: so many times the rate, bursts shortened with it."""
     if not 0.0 < factor < math.inf:

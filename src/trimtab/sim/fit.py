@@ -34,7 +34,7 @@ from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Error, Measured, Served, errors_of, held_blocks, regimes_of
 from trimtab.sim.replicas import Hosts, make_replica
-from trimtab.sim.starts import by_growth
+from trimtab.sim.starts import by_growth, was_full
 from trimtab.sim.streams import Streams
 
 PARAMETERS: Final = (
@@ -308,13 +308,14 @@ def _search(
 
 
 def _start(task: _Task) -> NDArray[np.float64]:
-    """Return that starting point, of the two there are, which agrees better."""
-    first = guess(task.measured, task.limits, task.part)
-    points = [
-        np.log(_values(cost, task.limits))
-        for cost in (first, by_growth(task.measured, task.part, first))
-    ]
-    return min(points, key=lambda point: task.loss(task.limits.parameters, point, REACH)(point))
+    """Return the guess, or the other starting point where the engine was never full and that one agrees better."""
+    limits, measured = task.limits, task.measured
+    first = guess(measured, limits, task.part)
+    point = np.log(_values(first, limits))
+    if was_full(measured, streams_max=limits.streams_max, kv_tokens=limits.kv_tokens):
+        return point
+    other = np.log(_values(by_growth(measured, task.part, first), limits))
+    return min(point, other, key=lambda at: task.loss(limits.parameters, at, REACH)(at))
 
 
 def _values(cost: StepCost, limits: Limits) -> list[float]:

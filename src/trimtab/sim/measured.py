@@ -128,7 +128,7 @@ def held_blocks(
     crowded = {
         name
         for name in {one.replica for one in measured}
-        if _answering_tokens(measured, name) > SHARING_PROVEN * kv_tokens
+        if answering_most(measured, name)[1] > SHARING_PROVEN * kv_tokens
     }
     return [
         one.hashes
@@ -139,17 +139,20 @@ def held_blocks(
     ]
 
 
-def _answering_tokens(measured: Sequence[Measured], replica: str) -> int:
-    """Return the most tokens of prompts whose answers were under way at once."""
-    changes = []
+def answering_most(measured: Sequence[Measured], replica: str) -> tuple[int, int]:
+    """Return the most answers that were under way at once on a replica, and the most tokens of their prompts."""
+    changes: list[tuple[float, int, int]] = []
     for one in measured:
         if one.replica == replica:
             changes += [
-                (one.first_token_s, one.input_tokens),
-                (one.last_token_s, -one.input_tokens),
+                (one.first_token_s, 1, one.input_tokens),
+                (one.last_token_s, -1, -one.input_tokens),
             ]
     # At the same moment what ends goes first.
-    return max(itertools.accumulate(tokens for _, tokens in sorted(changes)), default=0)
+    changes.sort()
+    streams = max(itertools.accumulate(change[1] for change in changes), default=0)
+    tokens = max(itertools.accumulate(change[2] for change in changes), default=0)
+    return streams, tokens
 
 
 class Regime(StrEnum):

@@ -16,6 +16,7 @@ from trimtab.sim.arrivals import (
     Arrival,
     Diurnal,
     Sessions,
+    begun_at,
     diurnal,
     overlay,
     sessions,
@@ -123,6 +124,8 @@ def workload_of(
             block_tokens=scenario.replica.block_tokens,
         )
         return _bent(scenario, trace)
+    if shape.begin_drawn:
+        trace = begun_at(trace, streams.stream("begin").random())
     copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
     whole = max(1, math.floor(copies))
     base = _bent(scenario, stretch(trace, copies / whole) if copies != whole else trace)

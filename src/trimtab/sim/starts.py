@@ -7,6 +7,9 @@ Law: while a stream decodes, each step reads the KV of all streams on its replic
 and least squares give `a`, which is overhead and weights, and `b`, which is `context_ms`. The mean counts each other
 request with half of its answer, for the part of the time that both answers were under way.
 
+It is for engines that were never full. In a full one an answer's time has preemptions in it, which grow with the KV
+too; there the first guess is better, which takes the slowest answers to be those of a full engine.
+
 Failure modes: prefills beside the answer raise TPOT too and are put down to the context; with contexts of one length
 streams and context grow together, so that `b` has the cost of a stream in it. A search begins here, nothing more.
 """
@@ -18,13 +21,22 @@ import msgspec
 import numpy as np
 
 from trimtab.core.step_cost import StepCost
-from trimtab.sim.measured import Measured
+from trimtab.sim.measured import Measured, answering_most
 
 ROWS_MAX: Final = 500
 """Requests that the line is drawn through at most, evenly from all: each is held against every other."""
 
 LEAST_SHARE: Final = 0.2
 """`a` is at least this part of the fastest TPOT, however steep the line is."""
+
+
+def was_full(measured: Sequence[Measured], *, streams_max: int, kv_tokens: int) -> bool:
+    """Say whether answers under way at once took more than half of the places or of the KV of any replica."""
+    for name in {one.replica for one in measured}:
+        streams, tokens = answering_most(measured, name)
+        if 2 * streams > streams_max or 2 * tokens > kv_tokens:
+            return True
+    return False
 
 
 def by_growth(measured: Sequence[Measured], part: Sequence[int], first: StepCost) -> StepCost:

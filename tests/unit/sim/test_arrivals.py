@@ -10,6 +10,7 @@ from trimtab.sim.arrivals import (
     Arrival,
     Diurnal,
     Sessions,
+    begun_at,
     diurnal,
     from_records,
     join,
@@ -122,3 +123,20 @@ def test_made_up_sessions_share_system_group_and_their_own_past() -> None:
         for one in firsts[1:]
     }
     assert shared == {512 // 16, (512 + 1024) // 16}
+
+
+def test_trace_that_begins_elsewhere_keeps_its_requests_and_gaps() -> None:
+    """What was before the new beginning comes behind the end, a mean gap after it; times stay in order."""
+    trace = bursty()
+    moved = begun_at(trace, 0.5)
+    assert sorted(one.session for one in moved) == sorted(one.session for one in trace)
+    first = next(at for at, one in enumerate(trace) if one.session == moved[0].session)
+    order = [one.session for one in (*trace[first:], *trace[:first])]
+    assert [one.session for one in moved] == order
+    assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(moved))
+    gap_s = trace[-1].at_s / (len(trace) - 1)
+    seam = len(trace) - first
+    assert moved[seam].at_s - moved[seam - 1].at_s == pytest.approx(gap_s)
+    assert 0.0 <= moved[0].at_s <= gap_s * len(trace) / 2
+    assert begun_at(trace, 0.0) == trace
+    assert begun_at(trace[:1], 0.7) == trace[:1]

@@ -5,7 +5,7 @@ from sim_kit import LIMITS, TRUTH
 
 from trimtab.sim.fit import guess
 from trimtab.sim.measured import Measured
-from trimtab.sim.starts import by_growth
+from trimtab.sim.starts import by_growth, was_full
 
 STEP_MS, CONTEXT_MS = 12.0, 2e-4
 
@@ -45,3 +45,11 @@ def test_no_line_leaves_the_guess_as_it_is() -> None:
     assert by_growth(real, (0, 1), TRUTH) == TRUTH
     alike = [one for one in real if sum(one.at_s == other.at_s for other in real) == 3]
     assert by_growth(alike, range(len(alike)), TRUTH) == TRUTH
+
+
+def test_engine_is_full_by_its_places_or_by_its_kv() -> None:
+    """Six prompts of 6,000 tokens at once: more than half of 11 places, or of 71,999 tokens."""
+    real = in_rounds()
+    assert not was_full(real, streams_max=12, kv_tokens=72_000)
+    assert was_full(real, streams_max=11, kv_tokens=72_000)
+    assert was_full(real, streams_max=12, kv_tokens=71_999)
