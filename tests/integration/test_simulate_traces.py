@@ -205,3 +205,19 @@ def test_several_traces_are_read_up_to_the_scenarios_end(tmp_path: Path) -> None
         horizon_s=9.0,
     )
     assert [one.at_s for one in made] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
+
+
+def test_trace_that_does_not_fit_the_memory_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where less is there than the names may take, the answer is the same and no traceback."""
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trimtab.interfaces.trace_inputs.from_records", full)
+    ended = run(tmp_path, TRACES["mooncake"], "mooncake")
+    assert ended.exit_code == 1
+    told = " ".join(ended.output.split())
+    assert "does not fit the memory there is" in told
+    assert "duration_s" in told

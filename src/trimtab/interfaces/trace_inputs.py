@@ -50,6 +50,11 @@ def read_arrivals(
                 found = _arrivals(kind, lines, str(path), block_tokens, seed + number, left_s)
         except (OSError, UnicodeDecodeError, EOFError) as error:
             raise WorkloadError(f"{path} cannot be read: {error}") from error
+        except MemoryError as error:
+            raise WorkloadError(
+                f"{path} does not fit the memory there is when named by {block_tokens} tokens; "
+                "simulate less of it (duration_s) or larger blocks (block_tokens)"
+            ) from error
         parts.append(found)
         left_s -= found[-1].at_s + gap_s
     return parts[0] if len(parts) == 1 else join(parts, gap_s)
