@@ -125,24 +125,6 @@ def test_seeds_give_intervals_and_one_seed_says_that_it_does_not(folder: Path) -
     assert "paired by seed, 95% intervals" in shown
 
 
-def test_trace_that_no_seed_changes_has_no_interval_and_says_so(folder: Path) -> None:
-    """Three seeds of it are one run; seeds that begin it elsewhere are a sample."""
-    asked = (folder / "traced.toml", "--trace", folder / "trace.jsonl", "--seeds", "3")
-    found = read(run(*asked, "--compare", "round_robin", "--json"))
-    assert (found.drawn, found.seeds, len(found.runs)) == (False, (1,), 2)
-    assert {one.low for one in found.differences} == {None}
-    told = run(*asked, "--compare", "round_robin", "--report", folder / "out").stdout
-    for words in (" ".join(told.split()), (folder / "out" / "index.html").read_text()):
-        assert "Nothing is drawn here" in words
-        assert "begin_drawn = true in [workload]" in words
-        assert "\u00b1" not in words
-    (folder / "drawn.toml").write_text(f"{TRACED}begin_drawn = true\n")
-    moved = read(run(folder / "drawn.toml", *asked[1:], "--compare", "round_robin", "--json"))
-    assert (moved.drawn, moved.seeds, len(moved.runs)) == (True, (1, 2, 3), 6)
-    again = run(folder / "drawn.toml", *asked[1:], "--compare", "round_robin", "--json")
-    assert read(again) == moved
-
-
 def test_report_is_one_page_and_one_file_of_figures(folder: Path) -> None:
     """The page needs nothing from elsewhere and has a picture for each figure; the JSON is what --json prints."""
     arguments = (folder / "made.toml", "--compare", "cache_tree", "--seeds", "2")

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from trimtab.interfaces.cli import main
 from trimtab.interfaces.simulate_inputs import read_trace
 from trimtab.interfaces.trace_inputs import read_arrivals
+from trimtab.sim.compare import Comparison
 from trimtab.sim.run import horizon_of, simulate
 from trimtab.sim.scenario import parse_scenario
 
@@ -221,3 +222,30 @@ def test_trace_that_does_not_fit_the_memory_is_an_error_of_one_line(
     told = " ".join(ended.output.split())
     assert "does not fit the memory there is" in told
     assert "duration_s" in told
+
+
+def test_trace_that_no_seed_changes_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    """Three seeds of it are one run; seeds that begin it elsewhere are a sample, and the same again."""
+    (tmp_path / "x.toml").write_text(SCENARIO)
+    (tmp_path / "drawn.toml").write_text(f"{SCENARIO}begin_drawn = true\n")
+    (tmp_path / "trace").write_text("\n".join(TRACES["mooncake"]))
+
+    def told(scenario: str, *more: str) -> str:
+        words = ["simulate", tmp_path / scenario, "--trace", tmp_path / "trace", "--seeds", 3]
+        words += ["--compare", "round_robin", *more]
+        ended = CliRunner().invoke(main, [str(word) for word in words])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
+
+    found = msgspec.json.decode(told("x.toml", "--json"), type=Comparison)
+    assert (found.drawn, found.seeds, len(found.runs)) == (False, (1,), 2)
+    assert {one.low for one in found.differences} == {None}
+    shown = told("x.toml", "--report", str(tmp_path / "out"))
+    for words in (" ".join(shown.split()), (tmp_path / "out" / "index.html").read_text()):
+        assert "Nothing is drawn here" in words
+        assert "begin_drawn = true in [workload]" in words
+        assert "\u00b1" not in words
+    moved = told("drawn.toml", "--json")
+    seen = msgspec.json.decode(moved, type=Comparison)
+    assert (seen.drawn, seen.seeds, len(seen.runs)) == (True, (1, 2, 3), 6)
+    assert told("drawn.toml", "--json") == moved
