@@ -4,7 +4,7 @@ Law: the parameters are those that make the simulated times of the fitted reques
 mean absolute logarithm of the ratio of TTFT, TPOT and end-to-end time. All requests are simulated, on as many replicas
 as served them and each on its own, because the later ones slow the earlier ones down; only the fitted part counts. The
 search is Nelder and Mead's on the logarithms of the parameters, each kept within a factor of `REACH` of the starting
-guess (the one of two that agrees better, `guess` and `sim.starts`), so that no parameter explodes that the measurement
+guess (the one of two that agrees better, `guess` and `sim.growth`), so that no parameter explodes that the measurement
 does not speak of. Replicas with slots have one parameter more, the time before a request can be scheduled, and where
 they share a host four others: what they take from each other, and the unrest of its cores (`sim.unrest`).
 
@@ -34,7 +34,7 @@ from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Error, Measured, Served, errors_of, held_blocks, regimes_of
 from trimtab.sim.replicas import Hosts, make_replica
-from trimtab.sim.starts import by_growth, was_full
+from trimtab.sim.growth import by_growth, was_full
 from trimtab.sim.streams import Streams
 
 PARAMETERS: Final = (

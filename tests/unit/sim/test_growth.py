@@ -5,7 +5,7 @@ from sim_kit import LIMITS, TRUTH
 
 from trimtab.sim.fit import guess
 from trimtab.sim.measured import Measured
-from trimtab.sim.starts import by_growth, was_full
+from trimtab.sim.growth import by_growth, was_full
 
 STEP_MS, CONTEXT_MS = 12.0, 2e-4
 
