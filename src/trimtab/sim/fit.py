@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.agreement import disagreement, mean_errors
+from trimtab.sim.growth import by_growth, was_full
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Error, Measured, Served, errors_of, held_blocks, regimes_of
 from trimtab.sim.replicas import Hosts, make_replica
-from trimtab.sim.growth import by_growth, was_full
 from trimtab.sim.streams import Streams
 
 PARAMETERS: Final = (

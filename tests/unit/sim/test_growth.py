@@ -4,8 +4,8 @@ import pytest
 from sim_kit import LIMITS, TRUTH
 
 from trimtab.sim.fit import guess
-from trimtab.sim.measured import Measured
 from trimtab.sim.growth import by_growth, was_full
+from trimtab.sim.measured import Measured
 
 STEP_MS, CONTEXT_MS = 12.0, 2e-4
 
