@@ -96,6 +96,15 @@ class Job(msgspec.Struct, kw_only=True):
     ends: int = 0
     context: float = 0.0
 
+    def reused_of(self, prompt: int, found: int) -> int:
+        """Return the tokens of a prompt that need not be computed: those found, or what was told of its first try.
+
+        An engine computes at least the last token of a prompt.
+        """
+        if self.told_cached is not None:
+            found = max(found, self.told_cached) if self.preemptions else self.told_cached
+        return min(found, prompt - 1)
+
 
 def _nobody(_: int) -> None:
     """Take no notice of steps."""

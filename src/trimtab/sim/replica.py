@@ -205,7 +205,7 @@ class Replica:
             job.named = min(len(job.hashes), need)
             job.private = need - job.named
             self.pool.hold(job.hashes[: job.named], matched, job.private)
-            cached = self._cached(job, matched, prompt)
+            cached = job.reused_of(prompt, matched * self.spec.block_tokens)
             if job.scheduled_s is None:
                 job.scheduled_s, job.cached_tokens = now_s, cached
             job.prefilled, job.prefill_left = cached, prompt - cached
@@ -215,14 +215,6 @@ class Replica:
                 continue
             self.prefilling.append(job)
             budget -= job.prefill_left
-
-    def _cached(self, job: Job, matched: int, prompt: int) -> int:
-        """Return the tokens that need not be computed: those of matched blocks, or what was told of a first try."""
-        found = matched * self.spec.block_tokens
-        if job.told_cached is not None:
-            found = max(found, job.told_cached) if job.preemptions else job.told_cached
-        # An engine computes at least the last token of a prompt.
-        return min(found, prompt - 1)
 
     def received(self, now_s: float, job: Job, *, complete: bool) -> None:
         """Go on with an incoming job: with all its KV but the last token's, or without what should have come."""
