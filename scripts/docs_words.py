@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "trace": "Path of a trace, relative to the scenario; or `synthetic`, or `--trace`.",
         "synthetic": "Made-up sessions, below; or a trace.",
         "turns_wait": "A session's next request waits until its last answer has come, as live users do.",
+        "begin_drawn": "Each seed begins the trace at a drawn place, what was before that at its end.",
         "per_replica": "`copies`, or rate and groups of `synthetic`, are for each replica.",
     },
     "CostSection": {

@@ -228,3 +228,21 @@ def test_kv_must_be_said(measured: Path) -> None:
     """It is not fitted, and a wrong default would be fitted away into the costs."""
     ended = run(measured)
     assert (ended.exit_code, "--kv-tokens" in ended.output) == (2, True)
+
+
+def test_recorded_requests_of_a_paged_engine_name_the_blocks_that_they_share(
+    tmp_path: Path,
+) -> None:
+    """`like` and `shared_tokens` become equal names of full blocks; slots find their own, so none are made for them."""
+    path = tmp_path / "recorded.jsonl"
+    lines = [
+        {"at_s": 0.0, "input_tokens": 70, "output_tokens": 5},
+        {"at_s": 1.0, "input_tokens": 90, "output_tokens": 5, "like": 0, "shared_tokens": 40},
+    ]
+    times = [{"first_token_s": at + 0.5, "last_token_s": at + 0.9} for at in (0.0, 1.0)]
+    path.write_text("\n".join(json.dumps(a | b) for a, b in zip(lines, times, strict=True)))
+    first, second = read_measurement(path, block_tokens=16)
+    assert (len(first.hashes), len(second.hashes)) == (4, 5)
+    assert first.hashes[:2] == second.hashes[:2]
+    assert set(first.hashes[2:]).isdisjoint(second.hashes[2:])
+    assert [one.hashes for one in read_measurement(path)] == [(), ()]

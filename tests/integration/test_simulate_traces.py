@@ -1,12 +1,19 @@
 """`trimtab simulate` over every format that `trimtab load` reads, and over what a fleet recorded."""
 
 import json
+import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from trimtab.interfaces.cli import main
+from trimtab.interfaces.simulate_inputs import read_trace
+from trimtab.interfaces.trace_inputs import read_arrivals
+from trimtab.sim.compare import Comparison
+from trimtab.sim.run import horizon_of, simulate
+from trimtab.sim.scenario import parse_scenario
 
 SCENARIO = """
 name = "a trace"
@@ -147,3 +154,98 @@ def test_report_says_in_which_regimes_the_model_was_never_measured(tmp_path: Pat
     assert "never measured, so an extrapolation of the engine model: light (100.0%" in shown(marked)
     assert "never measured" in (tmp_path / "out" / "index.html").read_text()
     assert "never measured" not in shown(marked.replace('"queued"', '"light"'))
+
+
+@pytest.mark.parametrize("kind", sorted(TRACES))
+def test_reading_no_further_than_the_scenario_changes_nothing(kind: str, tmp_path: Path) -> None:
+    """The same requests arrive as of the whole trace, which is what a trace that begins elsewhere still needs."""
+    path = tmp_path / kind
+    path.write_text("\n".join(TRACES[kind]) + "\n")
+    scenario = parse_scenario(SCENARIO.replace("= 60", "= 3"), source="s")
+    shape = msgspec.structs.replace(scenario.workload, format=kind)
+    short = msgspec.structs.replace(scenario, workload=shape)
+    assert horizon_of(short) == 3.0
+    asked = {"block_tokens": 16, "seed": 1, "gap_s": 0.0}
+    some = read_trace(short, tmp_path, path, kind)
+    whole = read_arrivals([path], kind, **asked)
+    assert some == [one for one in whole if one.at_s <= 3.0]
+    assert len(some) < len(whole)
+    assert simulate(short, "round_robin", trace=some) == simulate(short, "round_robin", trace=whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "horizon_s"),
+    [
+        ({"copies": 0.5}, 30.0),
+        ({"copies": 1.5}, 90.0),
+        ({"copies": 0.5, "per_replica": True}, 60.0),
+        ({"copies": 2.5}, math.inf),
+        ({"begin_drawn": True}, math.inf),
+        ({"diurnal_low": 0.5}, math.inf),
+    ],
+)
+def test_a_scenario_says_how_much_of_a_trace_it_needs(
+    changes: dict[str, object], horizon_s: float
+) -> None:
+    """Of sixty seconds: as many as the stretched gaps make of it, or the whole span where it is turned or bent."""
+    scenario = parse_scenario(SCENARIO, source="s")
+    shape = msgspec.structs.replace(scenario.workload, **changes)
+    assert horizon_of(msgspec.structs.replace(scenario, workload=shape)) == horizon_s
+
+
+def test_several_traces_are_read_up_to_the_scenarios_end(tmp_path: Path) -> None:
+    """The second begins 2 s after the 5 s of the first; a third that begins too late is not even opened."""
+    path = tmp_path / "mooncake"
+    path.write_text("\n".join(TRACES["mooncake"]))
+    made = read_arrivals(
+        [path, path, tmp_path / "absent"],
+        "mooncake",
+        block_tokens=16,
+        seed=1,
+        gap_s=2.0,
+        horizon_s=9.0,
+    )
+    assert [one.at_s for one in made] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
+
+
+def test_trace_that_does_not_fit_the_memory_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where less is there than the names may take, the answer is the same and no traceback."""
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trimtab.interfaces.trace_inputs.from_records", full)
+    ended = run(tmp_path, TRACES["mooncake"], "mooncake")
+    assert ended.exit_code == 1
+    told = " ".join(ended.output.split())
+    assert "does not fit the memory there is" in told
+    assert "duration_s" in told
+
+
+def test_trace_that_no_seed_changes_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    """Three seeds of it are one run; seeds that begin it elsewhere are a sample, and the same again."""
+    (tmp_path / "x.toml").write_text(SCENARIO)
+    (tmp_path / "drawn.toml").write_text(f"{SCENARIO}begin_drawn = true\n")
+    (tmp_path / "trace").write_text("\n".join(TRACES["mooncake"]))
+
+    def told(scenario: str, *more: str) -> str:
+        words = ["simulate", tmp_path / scenario, "--trace", tmp_path / "trace", "--seeds", 3]
+        words += ["--compare", "round_robin", *more]
+        ended = CliRunner().invoke(main, [str(word) for word in words])
+        assert ended.exit_code == 0, ended.output
+        return ended.stdout
+
+    found = msgspec.json.decode(told("x.toml", "--json"), type=Comparison)
+    assert (found.drawn, found.seeds, len(found.runs)) == (False, (1,), 2)
+    assert {one.low for one in found.differences} == {None}
+    shown = told("x.toml", "--report", str(tmp_path / "out"))
+    for words in (" ".join(shown.split()), (tmp_path / "out" / "index.html").read_text()):
+        assert "Nothing is drawn here" in words
+        assert "begin_drawn = true in [workload]" in words
+        assert "\u00b1" not in words
+    moved = told("drawn.toml", "--json")
+    seen = msgspec.json.decode(moved, type=Comparison)
+    assert (seen.drawn, seen.seeds, len(seen.runs)) == (True, (1, 2, 3), 6)
+    assert told("drawn.toml", "--json") == moved

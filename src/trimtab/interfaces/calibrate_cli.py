@@ -209,7 +209,8 @@ def _tell_priced(priced: Priced, out: Path | None, as_json: bool) -> None:
 
 
 def _calibrate(path: Path, limits: Limits, fit_share: float, tries: int) -> Calibration:
-    measured = read_measurement(path)
+    paged = limits.similarity is None
+    measured = read_measurement(path, block_tokens=limits.block_tokens if paged else None)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task(path.name, total=tries)

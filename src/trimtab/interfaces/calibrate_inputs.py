@@ -7,13 +7,22 @@ import msgspec
 
 from trimtab.core.events import AnyEvent, RequestServed
 from trimtab.runtime.ledger_reader import SqliteReader
+from trimtab.sim.arrivals import from_records
 from trimtab.sim.measured import Measured, read_engine_times
 from trimtab.workloads.base import WorkloadError
-from trimtab.workloads.recorded import Recorded, read_recorded
+from trimtab.workloads.recorded import (
+    RECORDED_BLOCK_TOKENS,
+    Recorded,
+    read_recorded,
+    records_of,
+)
 
 
-def read_measurement(path: Path) -> list[Measured]:
-    """Read a measurement; raises `WorkloadError` or `LedgerError`."""
+def read_measurement(path: Path, *, block_tokens: int | None = None) -> list[Measured]:
+    """Read a measurement; raises `WorkloadError` or `LedgerError`.
+
+    `block_tokens`: of a paged engine, whose prompt blocks are named where the measurement tells what prompts share.
+    """
     if path.suffix in {".sqlite", ".db"}:
         with SqliteReader(path) as reader:
             return of_ledger((envelope.event for envelope in reader.read()), source=str(path))
@@ -22,15 +31,22 @@ def read_measurement(path: Path) -> list[Measured]:
             first = lines.readline()
             lines.seek(0)
             if '"at_s"' in first:
-                return of_recorded(read_recorded(lines, file=str(path)), source=str(path))
+                recorded = read_recorded(lines, file=str(path))
+                return of_recorded(recorded, source=str(path), block_tokens=block_tokens)
             return read_engine_times(lines, file=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
 
 
-def of_recorded(recorded: Sequence[Recorded], *, source: str) -> list[Measured]:
-    """Return recorded requests as they were measured; raises `WorkloadError` where a line has no times."""
+def of_recorded(
+    recorded: Sequence[Recorded], *, source: str, block_tokens: int | None = None
+) -> list[Measured]:
+    """Return recorded requests as they were measured; raises `WorkloadError` where a line has no times.
+
+    `block_tokens` as in `read_measurement`.
+    """
     made = []
+    names = _names(recorded, block_tokens)
     for number, one in enumerate(recorded, start=1):
         if one.first_token_s is None or one.last_token_s is None:
             raise WorkloadError(
@@ -45,9 +61,22 @@ def of_recorded(recorded: Sequence[Recorded], *, source: str) -> list[Measured]:
                 last_token_s=one.last_token_s - recorded[0].at_s,
                 replica=one.replica,
                 cached_tokens=one.cached_tokens,
+                hashes=names[number - 1],
             )
         )
     return made
+
+
+def _names(recorded: Sequence[Recorded], block_tokens: int | None) -> list[tuple[int, ...]]:
+    """Return names of the full blocks of each prompt, none where no request tells what it shares."""
+    if block_tokens is None or all(one.like is None for one in recorded):
+        return [()] * len(recorded)
+    arrivals = from_records(
+        records_of(recorded),
+        trace_block_tokens=RECORDED_BLOCK_TOKENS,
+        block_tokens=block_tokens,
+    )
+    return [one.hashes for one in arrivals]
 
 
 def of_ledger(events: Iterable[AnyEvent], *, source: str) -> list[Measured]:

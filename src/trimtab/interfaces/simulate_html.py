@@ -7,7 +7,7 @@ from trimtab.interfaces.report_tables import badge, card, figure, table
 from trimtab.interfaces.simulate_parts import Part, parts_of
 from trimtab.interfaces.simulate_plots import COMPARED, bars, course, role_course, spread_bars
 from trimtab.interfaces.simulate_view import COLUMNS, ends, interval
-from trimtab.interfaces.simulate_words import cell
+from trimtab.interfaces.simulate_words import NOTHING_DRAWN, cell
 from trimtab.sim.compare import Comparison
 from trimtab.sim.sections import Scenario
 
@@ -71,6 +71,8 @@ def _figures(found: Comparison) -> str:
         "Means over the seeds with half of the 95% interval."
         if len(found.seeds) > 1
         else "One seed: the uncertainty is unknown. Simulate more seeds for intervals."
+        if found.drawn
+        else NOTHING_DRAWN
     )
     return card(table(heads, rows) + f'<p class="soft">{note}</p>')
 

@@ -8,7 +8,7 @@ import msgspec
 from trimtab.core.lever import LeverRecord, LeverRecordError, check_record
 from trimtab.interfaces.trace_inputs import read_arrivals
 from trimtab.sim.arrivals import Arrival
-from trimtab.sim.run import check_policy
+from trimtab.sim.run import check_policy, horizon_of
 from trimtab.sim.scenario import (
     ScenarioError,
     check,
@@ -85,6 +85,7 @@ def read_trace(
         block_tokens=scenario.replica.block_tokens,
         seed=scenario.seed,
         gap_s=scenario.workload.gap_s,
+        horizon_s=horizon_of(scenario),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trimtab.interfaces.svg import Drawing, fitted, linear, ticks
-from trimtab.sim.compare import Comparison, half_width
+from trimtab.sim.compare import Comparison, half_of
 from trimtab.sim.run import SimResult
 
 WIDTH: Final = 420.0
@@ -44,7 +44,7 @@ def bars(found: Comparison, name: str, form: str, read: Callable[[SimResult], fl
         if policy not in means:
             drawing.text(LEFT + 6, y + 17, "unknown", "t faint")
             continue
-        mean, half = means[policy], half_width(values[policy])
+        mean, half = means[policy], half_of(found.of(policy), values[policy])
         css = "use base" if policy == found.reference else "use after"
         drawing.rect(LEFT, y + 5, across(mean) - LEFT, 16, css, title=form.format(mean), radius=2)
         if half is not None:

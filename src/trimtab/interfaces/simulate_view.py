@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trimtab.interfaces.simulate_parts import Part, parts_of
-from trimtab.interfaces.simulate_words import Read, cell
+from trimtab.interfaces.simulate_words import NOTHING_DRAWN, Read, cell
+from trimtab.sim.compare import NOTHING_DRAWN as VERDICT_NOTHING_DRAWN
 from trimtab.sim.compare import Comparison, Difference
 from trimtab.sim.run import SimResult
 from trimtab.sim.sections import Scenario
@@ -49,6 +50,8 @@ def show(scenario: Scenario, found: Comparison, console: Console) -> None:
     console.print(table)
     for part in parts_of(found):
         _show_part(part, console)
+    if not found.drawn:
+        console.print(NOTHING_DRAWN, soft_wrap=True, markup=False)
     if found.differences:
         _show_differences(found, console)
 
@@ -66,6 +69,8 @@ def _show_part(part: Part, console: Console) -> None:
 
 def _show_differences(found: Comparison, console: Console) -> None:
     """Print the differences that were shown; with one seed say that none can be."""
+    if not found.drawn:
+        return
     if len(found.seeds) < 2:
         console.print("One seed: whether a difference is chance is unknown; --seeds 5 tells.")
         return
@@ -75,7 +80,9 @@ def _show_differences(found: Comparison, console: Console) -> None:
             console.print(
                 f"  {one.policy}: {one.metric} {one.verdict}, {interval(one)}", soft_wrap=True
             )
-    same = [one for one in found.differences if one.verdict not in {"better", "worse"}]
+    for policy in dict.fromkeys(one.policy for one in found.differences if one.low is None):
+        console.print(f"  {policy}: {VERDICT_NOTHING_DRAWN}", soft_wrap=True)
+    same = [one for one in found.differences if one.verdict == "no difference shown"]
     if same:
         told = ", ".join(f"{one.policy} {one.metric}" for one in same)
         console.print(f"  no difference shown: {told}", soft_wrap=True)
@@ -91,7 +98,7 @@ def ends(runs: Sequence[SimResult]) -> str:
 
 
 def interval(one: Difference) -> str:
-    """Return a difference with its interval, which is unknown with one seed."""
+    """Return a difference with its interval, which is unknown with one seed and where nothing is drawn."""
     if one.low is None or one.high is None:
         return f"{one.difference:+,.4g} (unknown)"
     return f"{one.difference:+,.4g} [{one.low:+,.4g}, {one.high:+,.4g}]"

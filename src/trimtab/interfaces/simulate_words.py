@@ -4,8 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trimtab.core.narrate_words import UNKNOWN
-from trimtab.sim.compare import half_width
+from trimtab.sim.compare import half_of
 from trimtab.sim.run import SimResult
+
+NOTHING_DRAWN = (
+    "Nothing is drawn here: every seed gave the same run, so there is no interval and no verdict. "
+    "With begin_drawn = true in [workload] each seed begins the trace elsewhere."
+)
 
 Read = Callable[[SimResult], float | None]
 
@@ -16,7 +21,7 @@ def cell(runs: Sequence[SimResult], form: str, read: Read) -> str:
     if not known:
         return UNKNOWN
     text = form.format(sum(known) / len(known))
-    half = half_width(known)
+    half = half_of(runs, known)
     return text if half is None else f"{text} \u00b1{form.format(half).removesuffix(' ms')}"
 
 

@@ -27,6 +27,12 @@ from trimtab.workloads.traces import TraceRecord
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
+NAMES_BYTES_MAX: Final = 4 << 30
+"""Most memory that the names of a trace's blocks may take."""
+
+_REFERENCE_BYTES, _NAME_BYTES = 8, 64
+"""Of a name in a prompt, and of one that is new, with its share of the tables that find it."""
+
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request to come. `hashes` names its prompt's full blocks; `session` keeps turns together.
@@ -57,20 +63,31 @@ def from_records(
     trace_block_tokens: int,
     block_tokens: int,
     shared: bool = True,
+    horizon_s: float = math.inf,
+    file: str = "the trace",
 ) -> list[Arrival]:
     """Return the requests of a trace in order of time, the first at 0, with blocks named at an engine's grain.
 
     `shared`: the trace says which blocks are equal; else no prompt shares any. Blocks of a trace that are no multiple
-    of the engine's are cut to whole ones. Raises `WorkloadError` without requests.
+    of the engine's are cut to whole ones. What comes later than `horizon_s` after the first is left out. Raises
+    `WorkloadError` without requests, and where the names would take more than `NAMES_BYTES_MAX`.
     """
     if not records:
         raise WorkloadError("the trace has no request; give one with at least one")
     ordered = sorted(records, key=lambda record: record.at_s)
     start_s = ordered[0].at_s
     namer = _Namer(trace_block_tokens, block_tokens)
-    made = []
+    made: list[Arrival] = []
     for record in ordered:
+        if record.at_s - start_s > horizon_s:
+            break
         names = namer.names(record) if shared else ()
+        if namer.bytes > NAMES_BYTES_MAX:
+            raise WorkloadError(
+                f"{file}, line {record.line}: the blocks of {len(made) + 1:,} prompts up to "
+                f"{record.at_s - start_s:,.0f} s take more than {NAMES_BYTES_MAX >> 30} GiB when named by "
+                f"{block_tokens} tokens; simulate less of it (duration_s) or larger blocks (block_tokens)"
+            )
         whole = record.input_tokens // block_tokens
         made.append(
             Arrival(
@@ -87,12 +104,20 @@ def from_records(
 
 
 class _Namer:
-    """Names the engine's blocks of a prompt out of the trace's; remembers the scopes it has met."""
+    """Names the engine's blocks of a prompt out of the trace's; remembers the scopes it has met.
+
+    Equal names are one object, whichever prompts they are in: prompts of a session repeat each other nearly whole.
+    `bytes`: about what all names take so far.
+    """
 
     def __init__(self, trace_block_tokens: int, block_tokens: int) -> None:
+        self.bytes = 0
         self._coarse = trace_block_tokens
         self._fine = block_tokens
         self._scopes: dict[str, int] = {}
+        self._parts: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._known: dict[int, int] = {}
+        self._counted = 0
 
     def names(self, record: TraceRecord) -> tuple[int, ...]:
         """Return a name for each full block of the engine's size, those that only the answer fills at the end."""
@@ -100,21 +125,57 @@ class _Namer:
         answer = sum(count for _, count in record.answer_runs) * self._coarse
         whole = (record.input_tokens + answer) // self._fine
         runs = (*record.runs, *record.answer_runs)
-        ids = [first + at for first, count in runs for at in range(count)]
+        ids = itertools.chain.from_iterable(range(first, first + count) for first, count in runs)
+        self.bytes += _REFERENCE_BYTES * whole
+        if self._coarse % self._fine == 0:
+            parts = itertools.chain.from_iterable(self._parts_of(scope, block) for block in ids)
+            return tuple(itertools.islice(parts, whole))
+        return self._across(scope, list(ids), whole)
+
+    def _parts_of(self, scope: int, block: int) -> tuple[int, ...]:
+        """Return the names of the parts of a block of the trace."""
+        found = self._parts.get((scope, block))
+        if found is None:
+            count = self._coarse // self._fine
+            found = tuple([mix(scope ^ ((block << 16) + part)) for part in range(count)])
+            self._parts[scope, block] = found
+            self.bytes += _NAME_BYTES * (count + 2)
+        return found
+
+    def _across(self, scope: int, ids: Sequence[int], whole: int) -> tuple[int, ...]:
+        """Name blocks of the engine that touch several of the trace, each by all of them."""
         coarse, fine = self._coarse, self._fine
-        if coarse % fine == 0:
-            parts = coarse // fine
-            names = [mix(scope ^ ((block << 16) + part)) for block in ids for part in range(parts)]
-            return tuple(names[:whole])
-        # A block of the engine that touches several of the trace is named by all of them.
         found = []
         for at in range(whole):
             first, last = at * fine // coarse, ((at + 1) * fine - 1) // coarse
             name = scope ^ at
             for block in ids[first : last + 1]:
                 name = mix(name ^ block)
-            found.append(name)
+            found.append(self._known.setdefault(name, name))
+        self.bytes += _NAME_BYTES * 2 * (len(self._known) - self._counted)
+        self._counted = len(self._known)
         return tuple(found)
+
+
+def begun_at(arrivals: Sequence[Arrival], share: float) -> list[Arrival]:
+    """Return a trace that begins at so much of its span (0 to 1), what was before that behind its end.
+
+    Between its last request and its first there is its mean gap.
+    """
+    if len(arrivals) < 2:
+        return list(arrivals)
+    span_s = arrivals[-1].at_s * len(arrivals) / (len(arrivals) - 1)
+    begin_s = share * span_s
+    first = bisect.bisect_left(arrivals, begin_s, key=_at)
+    moved = [
+        *(msgspec.structs.replace(one, at_s=one.at_s - begin_s) for one in arrivals[first:]),
+        *(
+            msgspec.structs.replace(one, at_s=one.at_s - begin_s + span_s)
+            for one in arrivals[:first]
+        ),
+    ]
+    # Rounding must not put what is moved before what it comes after.
+    return sorted(moved, key=_at)
 
 
 def stretch(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:

@@ -4,6 +4,9 @@ Each seed gives one pair of runs that meet the same requests at the same times a
 the policy. The difference of a metric is taken per seed, relative to the reference; its interval is Student's over the
 seeds. With one seed there is a difference and no interval, and the answer says so.
 
+Seeds are a sample only where something is drawn. Runs that are equal in everything but their seed are one run, seen
+again: they have no interval, and no verdict comes from them. Where all are, the first seed's alone are kept.
+
 Source: paired comparison with common random numbers, Law, "Simulation Modeling and Analysis", chapter 10.
 """
 
@@ -32,12 +35,15 @@ METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
 }
 """What is compared: how it is read off a run, and whether more is better."""
 
+NOTHING_DRAWN: Final = "unknown: nothing is drawn, so there is no interval"
+"""The verdict on runs that no seed changes."""
+
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A metric under a policy against the reference. `low`, `high`: 95% interval of the mean difference over seeds.
 
-    Values are means over seeds, differences in the metric's own unit; None bounds: one seed only. `verdict`: better,
-    worse or "no difference shown"; unknown without an interval.
+    Values are means over seeds, differences in the metric's own unit; None bounds: one seed only, or nothing drawn.
+    `verdict`: better, worse or "no difference shown"; unknown without an interval.
     """
 
     metric: str
@@ -52,13 +58,21 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs, by policy and seed, and the differences from the first policy."""
+    """All runs, by policy and seed, and the differences from the first policy.
+
+    `drawn`: False where several seeds were simulated and each gave the same run, of which the first is kept.
+    """
 
     reference: str
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     runs: tuple[SimResult, ...]
     differences: tuple[Difference, ...]
+    drawn: bool = True
+
+    def of(self, policy: str) -> list[SimResult]:
+        """Return the runs of a policy."""
+        return [run for run in self.runs if run.policy == policy]
 
 
 def compare(
@@ -75,22 +89,50 @@ def compare(
         for policy in policies:
             on_run(policy, seed)
             runs.append(simulate(scenario, policy, trace=trace, seed=seed))
+    return compared(runs)
+
+
+def compared(runs: Sequence[SimResult]) -> Comparison:
+    """Return runs of one or more policies under the same seeds as a comparison with the policy of the first run."""
+    policies = tuple(dict.fromkeys(run.policy for run in runs))
+    seeds = tuple(dict.fromkeys(run.seed for run in runs))
+    drawn = len(seeds) == 1 or not all(
+        are_repeats([run for run in runs if run.policy == policy]) for policy in policies
+    )
+    if not drawn:
+        runs, seeds = [run for run in runs if run.seed == seeds[0]], seeds[:1]
     return Comparison(
         reference=policies[0],
-        policies=tuple(policies),
-        seeds=tuple(seeds),
+        policies=policies,
+        seeds=seeds,
         runs=tuple(runs),
-        differences=tuple(differences_of(runs, policies[0])),
+        differences=tuple(differences_of(runs, policies[0], drawn=drawn)),
+        drawn=drawn,
     )
 
 
-def differences_of(runs: Sequence[SimResult], reference: str) -> list[Difference]:
-    """Return the paired differences of every metric between each other policy and the reference."""
+def are_repeats(runs: Sequence[SimResult]) -> bool:
+    """Say whether two or more runs of a policy are equal in everything but their seed."""
+    return len(runs) > 1 and all(
+        msgspec.structs.replace(run, seed=runs[0].seed) == runs[0] for run in runs[1:]
+    )
+
+
+def differences_of(
+    runs: Sequence[SimResult], reference: str, *, drawn: bool = True
+) -> list[Difference]:
+    """Return the paired differences of every metric between each other policy and the reference.
+
+    `drawn`: whether another seed could give another run.
+    """
     by_key = {(run.policy, run.seed): run for run in runs}
     others = list(dict.fromkeys(run.policy for run in runs if run.policy != reference))
     seeds = list(dict.fromkeys(run.seed for run in runs))
     made = []
     for policy in others:
+        one_run = not drawn or all(
+            are_repeats([run for run in runs if run.policy == name]) for name in (reference, policy)
+        )
         for metric, (read, more_is_better) in METRICS.items():
             pairs = [
                 (read(by_key[reference, seed]), read(by_key[policy, seed]))
@@ -99,16 +141,21 @@ def differences_of(runs: Sequence[SimResult], reference: str) -> list[Difference
             ]
             known = [(a, b) for a, b in pairs if a is not None and b is not None]
             if known:
-                made.append(_difference(metric, policy, known, more_is_better))
+                made.append(_difference(metric, policy, known, more_is_better, drawn=not one_run))
     return made
 
 
 def _difference(
-    metric: str, policy: str, pairs: Sequence[tuple[float, float]], more_is_better: bool
+    metric: str,
+    policy: str,
+    pairs: Sequence[tuple[float, float]],
+    more_is_better: bool,
+    *,
+    drawn: bool,
 ) -> Difference:
     deltas = [b - a for a, b in pairs]
     mean = sum(deltas) / len(deltas)
-    half = half_width(deltas)
+    half = half_width(deltas) if drawn else None
     low, high = (None, None) if half is None else (mean - half, mean + half)
     return Difference(
         metric=metric,
@@ -119,8 +166,13 @@ def _difference(
         low=low,
         high=high,
         seeds=len(pairs),
-        verdict=_verdict(low, high, more_is_better),
+        verdict=_verdict(low, high, more_is_better) if drawn else NOTHING_DRAWN,
     )
+
+
+def half_of(runs: Sequence[SimResult], values: Sequence[float]) -> float | None:
+    """Return half of the 95% interval of a policy's mean over its runs; None where they are one run, seen again."""
+    return None if are_repeats(runs) else half_width(values)
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -4,9 +4,9 @@ Law: the parameters are those that make the simulated times of the fitted reques
 mean absolute logarithm of the ratio of TTFT, TPOT and end-to-end time. All requests are simulated, on as many replicas
 as served them and each on its own, because the later ones slow the earlier ones down; only the fitted part counts. The
 search is Nelder and Mead's on the logarithms of the parameters, each kept within a factor of `REACH` of the starting
-guess, so that no parameter explodes that the measurement does not speak of. Replicas with slots have one parameter
-more, the time before a request can be scheduled, and where they share a host four others: what they take from each
-other, and the unrest of its cores (`sim.unrest`).
+guess (the one of two that agrees better, `guess` and `sim.growth`), so that no parameter explodes that the measurement
+does not speak of. Replicas with slots have one parameter more, the time before a request can be scheduled, and where
+they share a host four others: what they take from each other, and the unrest of its cores (`sim.unrest`).
 
 Unrest is found in a second search, over its own parameters alone: its law leaves the median pace at 1, and the first
 search finds costs of the median, as what it minimises is absolute. Each try is simulated `DRAWS` times, with the same
@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.agreement import disagreement, mean_errors
+from trimtab.sim.growth import by_growth, was_full
 from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
-from trimtab.sim.measured import Error, Measured, Served, errors_of, regimes_of
+from trimtab.sim.measured import Error, Measured, Served, errors_of, held_blocks, regimes_of
 from trimtab.sim.replicas import Hosts, make_replica
 from trimtab.sim.streams import Streams
 
@@ -124,7 +125,8 @@ def serve(
     """Simulate the requests of a measurement, each on its replica; returns their times and the preemptions.
 
     `seed` is of the host's unrest.
-    Prompt tokens that were told as reused are taken as reused. Raises ValueError if a request could never run, which
+    Prompt tokens that were told as reused are not computed; they are context and KV like the others, held once where
+    `measured.held_blocks` says that requests share them. Raises ValueError if a request could never run, which
     means that the limits are wrong.
     """
     kernel, hosts, streams = Kernel(), Hosts(spec), Streams(seed)
@@ -137,14 +139,15 @@ def serve(
         for number, name in enumerate(names)
     }
     jobs = []
-    for number, one in enumerate(measured):
-        slots = spec.similarity is not None
+    blocks: list[Sequence[int]] = [one.hashes for one in measured]
+    if spec.similarity is None:
+        blocks = held_blocks(measured, kv_tokens=spec.kv_tokens, block_tokens=spec.block_tokens)
+    for number, (one, hashes) in enumerate(zip(measured, blocks, strict=True)):
         job = Job(
             id=number,
-            # Of paged blocks a measurement does not tell which ones were reused, so what was counts as not there.
-            input_tokens=one.input_tokens if slots else one.computed_tokens,
+            input_tokens=one.input_tokens,
             output_tokens=one.output_tokens,
-            hashes=one.hashes,
+            hashes=hashes,
             told_cached=one.cached_tokens,
         )
         jobs.append(job)
@@ -287,7 +290,7 @@ def _search(
     Returns the costs alone where no unrest agrees better than none.
     """
     limits, names = task.limits, task.limits.parameters
-    origin = np.log(_values(guess(task.measured, limits, task.part), limits))
+    origin = _start(task)
     best, loss, tries = search(task.loss(names, origin, REACH), origin, tries_max, on_try)
     if limits.host is None:
         return best, loss, tries
@@ -302,6 +305,17 @@ def _search(
     if unrest_loss >= calm_loss:
         return best, calm_loss, tries + more
     return np.concatenate([best, unrest]), unrest_loss, tries + more
+
+
+def _start(task: _Task) -> NDArray[np.float64]:
+    """Return the guess, or the other starting point where the engine was never full and that one agrees better."""
+    limits, measured = task.limits, task.measured
+    first = guess(measured, limits, task.part)
+    point = np.log(_values(first, limits))
+    if was_full(measured, streams_max=limits.streams_max, kv_tokens=limits.kv_tokens):
+        return point
+    other = np.log(_values(by_growth(measured, task.part, first), limits))
+    return min(point, other, key=lambda at: task.loss(limits.parameters, at, REACH)(at))
 
 
 def _values(cost: StepCost, limits: Limits) -> list[float]:

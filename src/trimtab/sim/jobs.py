@@ -62,10 +62,10 @@ class Job(msgspec.Struct, kw_only=True):
 
     `hashes`: names of the prompt's full KV blocks. `tokens_per_step`: 1, or more where drafts are accepted.
     `drafted`: draft tokens verified in each step beside the stream's own. `told_cached`: cached tokens as they were
-    measured, which a replica with slots takes instead of finding them. `after`: names of the further full blocks that
-    prompt and answer make together. `incoming`: its prompt's KV was computed
-    elsewhere and has to come before it can go on. `hands_over`: it is a prompt for another replica, and its blocks stay
-    until `Replica.handed_over`.
+    measured, which a replica takes instead of finding them; their KV is held like the rest. `after`: names of the
+    further full blocks that prompt and answer make together. `incoming`: its prompt's KV was computed elsewhere and has
+    to come before it can go on. `hands_over`: it is a prompt for another replica, and its blocks stay until
+    `Replica.handed_over`.
     """
 
     id: int
@@ -95,6 +95,15 @@ class Job(msgspec.Struct, kw_only=True):
     joined: int = 0
     ends: int = 0
     context: float = 0.0
+
+    def reused_of(self, prompt: int, found: int) -> int:
+        """Return the tokens of a prompt that need not be computed: those found, or what was told of its first try.
+
+        An engine computes at least the last token of a prompt.
+        """
+        if self.told_cached is not None:
+            found = max(found, self.told_cached) if self.preemptions else self.told_cached
+        return min(found, prompt - 1)
 
 
 def _nobody(_: int) -> None:

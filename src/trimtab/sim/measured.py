@@ -9,6 +9,7 @@ the running requests were few), `batched` (scheduled at once among many), `queue
 part does not have was never measured; whatever is said of it is an extrapolation and is marked so.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Final
@@ -28,6 +29,9 @@ LIGHT_STREAMS: Final = 8
 
 REGIME_SAMPLES_MIN: Final = 10
 """A regime with fewer requests in the fitted part counts as not measured."""
+
+SHARING_PROVEN: Final = 1.25
+"""So many times the KV held by requests at once cannot be preempted ones alone, which count as if they held theirs."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +114,45 @@ def read_engine_times(lines: Iterable[str], *, file: str) -> list[Measured]:
         )
         for entry in found
     ]
+
+
+def held_blocks(
+    measured: Sequence[Measured], *, kv_tokens: int, block_tokens: int
+) -> list[Sequence[int]]:
+    """Return the names of the prompt blocks of each request: equal names are one block of a replica's KV.
+
+    A measurement that names none tells how much of a prompt was reused, not which requests share it. Then every request
+    holds a copy of its own, unless a replica's requests that answered at once would so have held more than
+    `SHARING_PROVEN` times its KV: they did run, so what they reused is taken to be one beginning, held once.
+    """
+    crowded = {
+        name
+        for name in {one.replica for one in measured}
+        if answering_most(measured, name)[1] > SHARING_PROVEN * kv_tokens
+    }
+    return [
+        one.hashes
+        or (
+            range(1, (one.cached_tokens or 0) // block_tokens + 1) if one.replica in crowded else ()
+        )
+        for one in measured
+    ]
+
+
+def answering_most(measured: Sequence[Measured], replica: str) -> tuple[int, int]:
+    """Return the most answers that were under way at once on a replica, and the most tokens of their prompts."""
+    changes: list[tuple[float, int, int]] = []
+    for one in measured:
+        if one.replica == replica:
+            changes += [
+                (one.first_token_s, 1, one.input_tokens),
+                (one.last_token_s, -1, -one.input_tokens),
+            ]
+    # At the same moment what ends goes first.
+    changes.sort()
+    streams = max(itertools.accumulate(change[1] for change in changes), default=0)
+    tokens = max(itertools.accumulate(change[2] for change in changes), default=0)
+    return streams, tokens
 
 
 class Regime(StrEnum):

@@ -220,8 +220,7 @@ class Replica:
             self.waiting.popleft()
             job.named, job.private = matched, need - matched
             self.pool.hold(job.hashes[:matched], job.private)
-            # An engine computes at least the last token of a prompt.
-            cached = min(matched * self.spec.block_tokens, prompt - 1)
+            cached = job.reused_of(prompt, matched * self.spec.block_tokens)
             if job.scheduled_s is None:
                 job.scheduled_s, job.cached_tokens = now_s, cached
             job.prefilled, job.prefill_left = cached, prompt - cached

@@ -16,6 +16,7 @@ from trimtab.sim.arrivals import (
     Arrival,
     Diurnal,
     Sessions,
+    begun_at,
     diurnal,
     overlay,
     sessions,
@@ -123,10 +124,29 @@ def workload_of(
             block_tokens=scenario.replica.block_tokens,
         )
         return _bent(scenario, trace)
-    copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
-    whole = max(1, math.floor(copies))
+    if shape.begin_drawn:
+        trace = begun_at(trace, streams.stream("begin").random())
+    copies, whole = _copies(scenario)
     base = _bent(scenario, stretch(trace, copies / whole) if copies != whole else trace)
     return base if whole == 1 else overlay(base, whole, streams.stream("overlay"))
+
+
+def _copies(scenario: Scenario) -> tuple[float, int]:
+    """Return how many times the trace's rate there is, and by how many whole copies of it."""
+    shape = scenario.workload
+    copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
+    return copies, max(1, math.floor(copies))
+
+
+def horizon_of(scenario: Scenario) -> float:
+    """Return the seconds of a trace that a scenario can need, infinite where it needs the trace's whole span.
+
+    That is where copies are turned round, the trace begins elsewhere, or a day's shape is laid over it.
+    """
+    shape, (copies, whole) = scenario.workload, _copies(scenario)
+    if whole > 1 or shape.begin_drawn or shape.diurnal_low < 1.0:
+        return math.inf
+    return shape.duration_s * copies
 
 
 def _bent(scenario: Scenario, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:

@@ -154,6 +154,8 @@ class WorkloadSection(Strict, frozen=True, kw_only=True, forbid_unknown_fields=T
     gap_s: Annotated[float, Meta(ge=0, description="Seconds between two traces.")] = 0.0
     turns_wait: bool = False
     """A session's next request waits for the end of the one before it, however late that is."""
+    begin_drawn: bool = False
+    """Each seed begins the trace at a drawn place, what was before that at its end; False: all begin at its start."""
     copies: Annotated[
         float,
         Meta(

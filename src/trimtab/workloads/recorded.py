@@ -75,9 +75,14 @@ def _problem(one: Recorded, before: list[Recorded]) -> str | None:
 
 def recorded_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     """Read such a file as a trace whose blocks are single tokens; raises `WorkloadError`."""
+    return records_of(read_recorded(lines, file=file))
+
+
+def records_of(recorded: Iterable[Recorded]) -> list[TraceRecord]:
+    """Return recorded requests, in order of time, as those of a trace whose blocks are single tokens."""
     made: list[TraceRecord] = []
     fresh = 0
-    for number, one in enumerate(read_recorded(lines, file=file)):
+    for number, one in enumerate(recorded):
         shared: tuple[tuple[int, int], ...] = ()
         if one.like is not None:
             other = made[one.like]

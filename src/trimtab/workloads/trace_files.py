@@ -3,6 +3,9 @@
 A reader is handed the lines and the file's name, never a path. A line that cannot be read is an error that names file,
 line, field and fix; nothing is skipped silently except blank lines. Lines out of order of time are refused: sorting
 them would hide a damaged or wrongly joined file.
+
+With `horizon_s`, seconds after the first request, what comes later is neither read nor checked, so that the beginning
+of a trace costs no more than it is long.
 """
 
 import math
@@ -52,7 +55,9 @@ class _AgentSession(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[_AgentRequest] = msgspec.field(default_factory=list)
 
 
-def mooncake_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+def mooncake_records(
+    lines: Iterable[str], *, file: str, horizon_s: float = math.inf
+) -> list[TraceRecord]:
     """Read a Mooncake trace: timestamp (ms), input_length, output_length, hash_ids (512 tokens each).
 
     Block ids are global to the file: the same id is the same text in every request.
@@ -69,6 +74,8 @@ def mooncake_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
                 " correct one of them"
             )
         _refuse_step_back(records, entry.timestamp / 1_000.0, file, line, "timestamp")
+        if _is_beyond(records, entry.timestamp / 1_000.0, horizon_s):
+            break
         records.append(
             TraceRecord(
                 line=line,
@@ -84,7 +91,9 @@ def mooncake_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
     return records
 
 
-def azure_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
+def azure_records(
+    lines: Iterable[str], *, file: str, horizon_s: float = math.inf
+) -> list[TraceRecord]:
     """Read an Azure LLM inference trace (TIMESTAMP,ContextTokens,GeneratedTokens; CC-BY-4.0).
 
     The trace says nothing about shared text, so no two prompts share any.
@@ -104,6 +113,8 @@ def azure_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
             )
         at_s = _azure_seconds(cells[0], file, line)
         _refuse_step_back(records, at_s, file, line, "TIMESTAMP")
+        if _is_beyond(records, at_s, horizon_s):
+            break
         input_tokens = _azure_count(cells[1], file, line, "ContextTokens")
         records.append(
             TraceRecord(
@@ -121,7 +132,12 @@ def azure_records(lines: Iterable[str], *, file: str) -> list[TraceRecord]:
 
 
 def coding_records(
-    lines: Iterable[str], rng: random.Random, *, file: str, session_gap_s: float
+    lines: Iterable[str],
+    rng: random.Random,
+    *,
+    file: str,
+    session_gap_s: float,
+    horizon_s: float = math.inf,
 ) -> tuple[list[TraceRecord], int]:
     """Read coding-agent sessions, one a line, and the tokens of their blocks (1 where there is no session).
 
@@ -131,9 +147,11 @@ def coding_records(
     """
     decoder = msgspec.json.Decoder(_AgentSession)
     records: list[TraceRecord] = []
-    start_s = 0.0
+    start_s, first_s = 0.0, math.inf
     block_tokens: int | None = None
     for line, text in numbered(lines):
+        if start_s - first_s > horizon_s:
+            break
         session = decode_line(decoder, text, file, line)
         if session.same_as is not None:
             continue
@@ -144,11 +162,14 @@ def coding_records(
             )
         block_tokens = session.block_size
         where = f"{file}, line {line}"
-        records.extend(
-            _agent_records(
-                session.requests, session.id, session.id, start_s, line, where, block_tokens
-            )
+        unfolded = _agent_records(
+            session.requests, session.id, session.id, start_s, line, where, block_tokens
         )
+        for one in unfolded:
+            first_s = min(first_s, one.at_s)
+            # Sub-agents go on beside their session, so that times step back and no request ends it.
+            if one.at_s - first_s <= horizon_s:
+                records.append(one)
         if session_gap_s:
             start_s += rng.expovariate(1.0 / session_gap_s)
     return records, block_tokens or 1
@@ -237,6 +258,11 @@ def _refuse_step_back(
         raise WorkloadError(
             f"{file}, line {line}, {field}: earlier than line {records[-1].line}; sort the lines by time"
         )
+
+
+def _is_beyond(records: list[TraceRecord], at_s: float, horizon_s: float) -> bool:
+    """Say whether a time is later after the first request than anyone wants to read."""
+    return bool(records) and at_s - records[0].at_s > horizon_s
 
 
 def _azure_seconds(cell: str, file: str, line: int) -> float:

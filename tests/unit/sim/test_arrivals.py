@@ -10,6 +10,7 @@ from trimtab.sim.arrivals import (
     Arrival,
     Diurnal,
     Sessions,
+    begun_at,
     diurnal,
     from_records,
     join,
@@ -19,6 +20,7 @@ from trimtab.sim.arrivals import (
 )
 from trimtab.workloads.base import WorkloadError
 from trimtab.workloads.trace_files import MOONCAKE_BLOCK_TOKENS, mooncake_records
+from trimtab.workloads.traces import TraceRecord
 
 
 def bursty(seconds: int = 600) -> list[Arrival]:
@@ -122,3 +124,63 @@ def test_made_up_sessions_share_system_group_and_their_own_past() -> None:
         for one in firsts[1:]
     }
     assert shared == {512 // 16, (512 + 1024) // 16}
+
+
+def test_trace_that_begins_elsewhere_keeps_its_requests_and_gaps() -> None:
+    """What was before the new beginning comes behind the end, a mean gap after it; times stay in order."""
+    trace = bursty()
+    moved = begun_at(trace, 0.5)
+    assert sorted(one.session for one in moved) == sorted(one.session for one in trace)
+    first = next(at for at, one in enumerate(trace) if one.session == moved[0].session)
+    order = [one.session for one in (*trace[first:], *trace[:first])]
+    assert [one.session for one in moved] == order
+    assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(moved))
+    gap_s = trace[-1].at_s / (len(trace) - 1)
+    seam = len(trace) - first
+    assert moved[seam].at_s - moved[seam - 1].at_s == pytest.approx(gap_s)
+    assert 0.0 <= moved[0].at_s <= gap_s * len(trace) / 2
+    assert begun_at(trace, 0.0) == trace
+    assert begun_at(trace[:1], 0.7) == trace[:1]
+
+
+def blocks(line: int, at_s: float, *ids: int) -> TraceRecord:
+    """A prompt of whole blocks of 64 tokens."""
+    return TraceRecord(
+        line=line,
+        at_s=at_s,
+        session=f"s{line}",
+        input_tokens=64 * len(ids),
+        output_tokens=5,
+        scope="",
+        runs=tuple((one, 1) for one in ids),
+        label="",
+    )
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_equal_names_are_one_object(size: int) -> None:
+    """A prompt that repeats another costs references, not names, whether or not blocks divide."""
+    records = [blocks(1, 0.0, 1, 2, 3), blocks(2, 1.0, 1, 2, 9)]
+    one, other = from_records(records, trace_block_tokens=64, block_tokens=size)
+    shared = 128 // size
+    assert one.hashes[:shared] == other.hashes[:shared]
+    same = [a is b for a, b in zip(one.hashes, other.hashes, strict=True)]
+    assert same == [True] * shared + [False] * (len(same) - shared)
+
+
+def test_names_that_would_take_too_much_memory_name_the_line_and_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three hundred prompts of a hundred blocks each are over a bound that the first few are within."""
+    monkeypatch.setattr("trimtab.sim.arrivals.NAMES_BYTES_MAX", 1 << 20)
+    records = [blocks(at + 1, float(at), *range(100 * at, 100 * (at + 1))) for at in range(300)]
+    assert from_records(records[:20], trace_block_tokens=64, block_tokens=16)
+    with pytest.raises(WorkloadError, match=r"t\.jsonl, line \d+: .*duration_s.*block_tokens"):
+        from_records(records, trace_block_tokens=64, block_tokens=16, file="t.jsonl")
+
+
+def test_what_comes_after_the_horizon_is_left_out() -> None:
+    """Counted from the first request, wherever that is; the last moment is still in."""
+    records = [blocks(at + 1, 5.0 + at, at) for at in range(6)]
+    made = from_records(records, trace_block_tokens=64, block_tokens=16, horizon_s=3.0)
+    assert [one.at_s for one in made] == [0.0, 1.0, 2.0, 3.0]

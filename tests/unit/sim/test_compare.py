@@ -3,7 +3,15 @@
 import msgspec
 import pytest
 
-from trimtab.sim.compare import compare, differences_of, half_width
+from trimtab.sim.arrivals import Arrival
+from trimtab.sim.compare import (
+    NOTHING_DRAWN,
+    compare,
+    compared,
+    differences_of,
+    half_of,
+    half_width,
+)
 from trimtab.sim.run import SimResult, simulate
 from trimtab.sim.scenario import ScenarioError, parse_scenario
 from trimtab.sim.sections import Scenario
@@ -132,3 +140,59 @@ def test_load_of_a_replica_stays_where_the_workload_is_for_each(scenario: Scenar
     each = msgspec.structs.replace(scenario, workload=shape)
     arrived = simulate(whole, "round_robin").summary.arrived
     assert simulate(each, "round_robin").summary.arrived == pytest.approx(3 * arrived, rel=0.3)
+
+
+def test_runs_that_no_seed_changes_are_one_run_without_a_verdict(base: SimResult) -> None:
+    """A difference of 50 ms that three seeds repeat to the bit is one difference, and no interval of width 0."""
+    runs = [
+        with_ttft(base, policy, seed, ttft_ms)
+        for seed in (4, 5, 6)
+        for policy, ttft_ms in (("a", 100.0), ("b", 50.0))
+    ]
+    found = compared(runs)
+    assert (found.drawn, found.seeds, len(found.runs)) == (False, (4,), 2)
+    assert {one.verdict for one in found.differences} == {NOTHING_DRAWN}
+    assert {(one.low, one.high, one.seeds) for one in found.differences} == {(None, None, 1)}
+    shown = next(one for one in found.differences if one.metric == "ttft_ms_mean")
+    assert shown.difference == -50.0
+
+
+def test_policy_that_draws_leaves_the_others_without_an_interval(base: SimResult) -> None:
+    """Of three policies one is changed by the seed: against it there is an interval, between the other two none."""
+    runs = [
+        with_ttft(base, policy, seed, ttft_ms)
+        for seed in (0, 1, 2)
+        for policy, ttft_ms in (("a", 100.0), ("b", 50.0), ("drawn", 80.0 + seed))
+    ]
+    found = compared(runs)
+    by_policy = {one.policy: one for one in found.differences if one.metric == "ttft_ms_mean"}
+    assert (found.drawn, found.seeds) == (True, (0, 1, 2))
+    assert by_policy["b"].verdict == NOTHING_DRAWN
+    assert by_policy["drawn"].verdict == "better"
+    assert half_of(found.of("b"), [50.0] * 3) is None
+    assert half_of(found.of("drawn"), [80.0, 81.0, 82.0]) == pytest.approx(4.3026527 / 3**0.5)
+
+
+def test_trace_alone_draws_nothing_and_its_beginning_does(scenario: Scenario) -> None:
+    """The same requests at the same times are one run under any seed; begun elsewhere they are others."""
+    shape = msgspec.structs.replace(scenario.workload, synthetic=None)
+    fixed = msgspec.structs.replace(scenario, workload=shape)
+    begun = msgspec.structs.replace(shape, begin_drawn=True)
+    trace = [
+        Arrival(at_s=0.01 * at * at, session=f"s{at}", input_tokens=100 + 40 * at, output_tokens=20)
+        for at in range(30)
+    ]
+    policies = ("prefix_affine", "round_robin")
+    assert not compare(fixed, policies, (1, 2, 3), trace=trace).drawn
+    moved = compare(
+        msgspec.structs.replace(fixed, workload=begun), policies, (1, 2, 3), trace=trace
+    )
+    assert moved.drawn
+    assert len({run.course.arrived for run in moved.of("round_robin")}) == 3
+    assert [run.course.arrived for run in moved.of("round_robin")] == [
+        run.course.arrived for run in moved.of("prefix_affine")
+    ]
+    again = simulate(
+        msgspec.structs.replace(fixed, workload=begun), "round_robin", trace=trace, seed=2
+    )
+    assert again == moved.of("round_robin")[1]

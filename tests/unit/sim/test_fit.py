@@ -6,8 +6,10 @@ from sim_kit import LIMITS, TRUTH, measurement, served_by
 
 from trimtab.core.step_cost import StepCost
 from trimtab.sim.fit import PARAMETERS, Fitted, Limits, fit, guess, serve
-from trimtab.sim.jobs import HostSpec
+from trimtab.sim.jobs import HostSpec, Job, Listener
+from trimtab.sim.kernel import Kernel
 from trimtab.sim.measured import Measured, Regime
+from trimtab.sim.replica import Replica
 
 HOST = HostSpec(cores=2, threads=1, replicas=2)
 SLOTS = Limits(kv_tokens=8000, budget_tokens=256, streams_max=4, similarity=0.5, host=HOST)
@@ -162,3 +164,67 @@ def test_fit_with_unrest_tells_of_a_loss_that_never_grows() -> None:
     assert [number for number, _ in told] == list(range(1, len(told) + 1))
     losses = [loss for _, loss in told]
     assert losses == sorted(losses, reverse=True)
+
+
+REUSING = Limits(kv_tokens=480_000, streams_max=128)
+LONG = msgspec.structs.replace(TRUTH, context_ms=2e-4)
+
+
+def with_a_shared_beginning(count: int, shared: int) -> list[Measured]:
+    """What an engine that finds blocks by their names served: prompts of one beginning, and what it reused of them."""
+    kernel = Kernel()
+    listener = Listener(first_token=lambda *_: None, ended=lambda *_: None)
+    replica = Replica(REUSING.spec(LONG), kernel, listener)
+    sent = []
+    for number in range(count):
+        own = 200 + 137 * (number * 7 % 11)
+        whole, alike = (shared + own) // 16, shared // 16
+        names = [at if at < alike else (number + 1) * 100_000 + at for at in range(whole)]
+        output = 60 + 23 * (number * 5 % 9)
+        job = Job(id=number, input_tokens=shared + own, output_tokens=output, hashes=names)
+        at_s = 0.5 * number + 0.3 * (number * 3 % 4)
+        kernel.at(at_s, replica.submit, job)
+        sent.append((at_s, job))
+    kernel.run()
+    return [
+        Measured(
+            at_s=at_s,
+            input_tokens=job.input_tokens,
+            output_tokens=job.output_tokens,
+            first_token_s=job.first_token_s or 0.0,
+            last_token_s=job.finished_s or 0.0,
+            cached_tokens=job.cached_tokens,
+        )
+        for at_s, job in sorted(sent, key=lambda one: one[0])
+    ]
+
+
+def test_reused_tokens_are_context_though_they_are_not_computed() -> None:
+    """The true engine serves a measurement with reuse at the measured times: nothing of its prompts has vanished."""
+    real = with_a_shared_beginning(30, 6_000)
+    assert sum(one.cached_tokens == 6_000 for one in real) >= 28
+    served, _ = serve(real, REUSING.spec(LONG))
+    assert [one.ttft_ms for one in served] == pytest.approx([one.ttft_ms for one in real])
+    assert [one.e2e_ms for one in served] == pytest.approx([one.e2e_ms for one in real])
+
+
+def test_fit_finds_what_context_costs_where_most_of_a_prompt_is_reused() -> None:
+    """A step of twenty streams of such a length, more than were measured at once, is as long as it truly is."""
+    real = with_a_shared_beginning(60, 6_000)
+    found = fit(real, REUSING, source="an engine with reuse", tries_max=150)
+    asked = {"tokens": 20, "streams": 20, "context_tokens": 20 * 6_800}
+    assert found.cost.step_ms(**asked) == pytest.approx(LONG.step_ms(**asked), rel=0.1)
+    assert found.cost.context_ms == pytest.approx(LONG.context_ms, rel=0.25)
+
+
+def test_beginning_that_requests_must_have_shared_is_held_once() -> None:
+    """A KV of 40,000 tokens served twelve prompts of 6,000 and more at once; with a copy each five would have run."""
+    tight = msgspec.structs.replace(REUSING, kv_tokens=40_000)
+    real = [
+        msgspec.structs.replace(one, at_s=0.001 * at, cached_tokens=6_000 if at else 0)
+        for at, one in enumerate(with_a_shared_beginning(12, 6_000))
+    ]
+    roomy = served_by(real, REUSING.spec(LONG))
+    served, preemptions = serve(roomy, tight.spec(LONG))
+    assert preemptions == 0
+    assert [one.e2e_ms for one in served] == pytest.approx([one.e2e_ms for one in roomy])

@@ -11,6 +11,7 @@ from trimtab.sim.measured import (
     Served,
     Statistic,
     errors_of,
+    held_blocks,
     read_engine_times,
     regimes_of,
 )
@@ -135,3 +136,24 @@ def test_lines_of_an_engine_are_read_back() -> None:
     found = read_engine_times(engine_lines(made), file="x")
     assert [one.input_tokens for one in found] == [one.input_tokens for one in made]
     assert [one.ttft_ms for one in found] == pytest.approx([one.ttft_ms for one in made], abs=1e-6)
+
+
+def reused(at_s: float, replica: str, **more: object) -> Measured:
+    """A prompt of 1,000 tokens, 800 of them reused, that is answered for a second."""
+    made = {"input_tokens": 1_000, "output_tokens": 10, "cached_tokens": 800, **more}
+    return Measured(at_s=at_s, first_token_s=at_s, last_token_s=at_s + 1.0, replica=replica, **made)
+
+
+def test_reused_blocks_are_shared_only_where_copies_could_not_have_run() -> None:
+    """Two at once fit a KV of 2,000 tokens with a copy each; of three at once, and only there, one is held."""
+    real = [reused(0.0, "a"), reused(0.5, "a"), reused(1.2, "a")]
+    real += [reused(0.1 * at, "b") for at in range(3)]
+    names = held_blocks(real, kv_tokens=2_000, block_tokens=16)
+    assert [list(one) for one in names[:3]] == [[], [], []]
+    assert [list(one) for one in names[3:]] == [list(range(1, 51))] * 3
+
+
+def test_blocks_that_a_measurement_names_are_held_as_named() -> None:
+    """Nothing is guessed where it is told."""
+    real = [reused(0.1 * at, "a", hashes=(7, 8)) for at in range(4)]
+    assert set(held_blocks(real, kv_tokens=1_000, block_tokens=16)) == {(7, 8)}

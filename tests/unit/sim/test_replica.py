@@ -344,3 +344,24 @@ def test_request_in_its_start_is_lost_with_the_replica_or_leaves_with_its_client
     bench.kernel.run()
     assert [one.failed for one in jobs] == ["its client left", "lost", "lost"]
     assert (again.scheduled_s, bench.replica.prefill_tokens) == (0.8, 100)
+
+
+def test_told_reuse_is_context_that_is_not_computed() -> None:
+    """Of 100 tokens 60 were reused: 40 are computed after 60 others, all are read, and all are held."""
+    bench = Bench()
+    one = bench.send(0.0, job(1, 100, 3, told_cached=60))
+    bench.kernel.at(0.001, lambda *_: bench.stepped.append(bench.replica.pool.available), None)
+    bench.kernel.run()
+    prefill_ms = 2.0 + max(8.0, 4.0) + 0.0001 * 40 * (60 + 20)
+    decode_ms = sum(2.0 + 8.0 + 0.5 + 0.001 * context for context in (101, 102))
+    assert one.first_token_s == pytest.approx(prefill_ms / 1000.0)
+    assert one.finished_s == pytest.approx((prefill_ms + decode_ms) / 1000.0)
+    assert (one.cached_tokens, bench.stepped[0]) == (60, 1000 - 7)
+
+
+def test_told_reuse_never_covers_the_last_token() -> None:
+    """An engine computes that one even of a prompt it knows."""
+    bench = Bench()
+    one = bench.send(0.0, job(1, 100, 1, told_cached=100))
+    bench.kernel.run()
+    assert one.cached_tokens == 99
