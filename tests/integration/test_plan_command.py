@@ -77,11 +77,14 @@ def test_nothing_that_meets_the_targets_ends_with_1_and_names_the_nearest() -> N
     assert "comes nearest" in found.answer["because"]
 
 
-def test_every_byte_of_a_rank_is_accounted_for() -> None:
-    """The parts and what is left for KV are what the engine may take."""
-    memory = planned(*LLAMA, *LOAD, "--concurrency", 8).answer["chosen"]["memory"]
-    taken = sum(part["bytes"] for part in memory["parts"])
-    assert taken + memory["kv_bytes"] == pytest.approx(memory["usable_bytes"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_byte_of_a_rank_is_accounted_for(engine: str) -> None:
+    """The parts, what is left for KV and what is kept free are the device, for every engine."""
+    words = ("--concurrency", 8, "--engine", engine)
+    memory = planned(*LLAMA, *LOAD, *words).answer["chosen"]["memory"]
+    taken = sum(part["bytes"] for part in memory["parts"]) + memory["kv_bytes"]
+    assert taken == pytest.approx(memory["usable_bytes"])
+    assert taken + memory["kept"]["bytes"] == pytest.approx(memory["device_bytes"])
     assert all(part["because"] for part in memory["parts"])
 
 

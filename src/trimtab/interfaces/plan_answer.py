@@ -26,12 +26,13 @@ NOTHING_MEETS = 1
 
 
 class MemoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Every byte of the fullest rank. `kv_copies`: how often a replica holds the same KV, null if unknown."""
+    """Every byte of the fullest rank: `parts`, `kv_bytes` and `kept` sum up to `device_bytes`."""
 
     fits: bool
     because: str
     device_bytes: float
     usable_bytes: float
+    kept: MemoryPart
     parts: tuple[MemoryPart, ...]
     kv_bytes: float
     kv_tokens: float
@@ -200,6 +201,7 @@ def _memory(each: Candidate) -> MemoryAnswer:
         because=memory.because,
         device_bytes=memory.device_bytes,
         usable_bytes=memory.usable_bytes,
+        kept=memory.kept,
         parts=memory.parts,
         kv_bytes=memory.kv_bytes,
         kv_tokens=memory.kv_tokens,

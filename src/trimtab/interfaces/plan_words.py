@@ -132,18 +132,13 @@ def _why(each: LayoutAnswer) -> str:
 
 
 def memory_rows(memory: MemoryAnswer) -> list[tuple[str, ...]]:
-    """Return every use of the fullest rank's memory, then what is left for KV."""
+    """Return every use of the fullest rank's memory, what is left for KV, what is kept free, and their sum."""
     rows: list[tuple[str, ...]] = [
         (each.name, f"{each.bytes / GB:.2f}", each.because) for each in memory.parts
     ]
     rows.append(("left for KV", f"{memory.kv_bytes / GB:.2f}", memory.because))
-    rows.append(
-        (
-            "of the device",
-            f"{memory.device_bytes / GB:.2f}",
-            f"the engine may take {memory.usable_bytes / GB:.2f}",
-        )
-    )
+    rows.append((memory.kept.name, f"{memory.kept.bytes / GB:.2f}", memory.kept.because))
+    rows.append(("the device", f"{memory.device_bytes / GB:.2f}", "the sum of the rows above"))
     return rows
 
 
