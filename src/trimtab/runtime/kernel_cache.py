@@ -18,7 +18,7 @@ import msgspec
 from trimtab.planning.grid_times import Grid
 from trimtab.planning.kernel_port import NoTimes
 
-_FORMAT: Final = 5
+_FORMAT: Final = 6
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

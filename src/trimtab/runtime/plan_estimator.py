@@ -25,7 +25,7 @@ from trimtab.planning.mixture_times import (
     near_reference,
 )
 from trimtab.planning.precision import find_precision, stored_bits
-from trimtab.planning.roofline_times import collective_ms, parted_roofline
+from trimtab.planning.roofline_times import NO_KERNELS, collective_ms, parted_roofline
 from trimtab.planning.server_pace import pace_of
 from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_excerpt import Excerpts
@@ -118,22 +118,28 @@ class TableEstimator:
     def times_of(self, layout: Layout) -> StepTimes:
         """Return the step times of one replica in a layout: of the tables, else of a roofline."""
         if layout not in self._times:
-            self._times[layout] = self._agreed(layout) or self._roofline(layout)
+            found = self._agreed(layout)
+            self._times[layout] = (
+                self._roofline(layout, found) if isinstance(found, NoTimes) else found
+            )
         return self._times[layout]
 
-    def _agreed(self, layout: Layout) -> StepTimes | None:
-        """Return what the tables of the engine and of others agree on; None where none has the layout."""
+    def _agreed(self, layout: Layout) -> StepTimes | NoTimes:
+        """Return what the tables of the engine and of others agree on; where none has the layout, why its own lack it."""
         found: dict[EngineKind, StepTimes] = {}
+        refused = NoTimes(because=NO_KERNELS)
         servings = [msgspec.structs.replace(self._served, engine=engine) for engine in ENGINES]
         told = self._tables.times_of_all(servings, layout)
         for served, whole in zip(servings, told, strict=True):
-            if not isinstance(whole, NoTimes):
+            if isinstance(whole, NoTimes):
+                refused = whole if served.engine is self._served.engine else refused
+            else:
                 ask = partial(self._tables.parted, served)
                 found[served.engine] = self._shaped(whole, ask, layout)
         own = found.pop(self._served.engine, None)
-        return AgreedTimes(own, tuple(found.values())) if own or found else None
+        return AgreedTimes(own, tuple(found.values())) if own or found else refused
 
-    def _roofline(self, layout: Layout) -> StepTimes:
+    def _roofline(self, layout: Layout, refused: NoTimes) -> StepTimes:
         def ask(asked: Layout) -> Parted:
             return parted_roofline(
                 self._model,
@@ -142,6 +148,7 @@ class TableEstimator:
                 operand_bits=self._operands,
                 kv_share=self._kv_bits / 16.0,
                 link=self._link(asked),
+                because=refused.because,
             )
 
         return self._shaped(ask(layout).whole, ask, layout)

@@ -57,6 +57,14 @@ def test_kernels_of_the_engine_answer_where_there_are_any() -> None:
     assert found.source is EstimateSource.KERNEL_TABLES
 
 
+def test_roofline_says_why_no_measured_kernels_are_used() -> None:
+    """The reason is the tables' own, not a guess."""
+    asked = estimator(Shelf())
+    assert asked.expected(Layout(), DEMAND).source is EstimateSource.ROOFLINE
+    assert len(asked.sources) == 1
+    assert "it is not held" in asked.sources[0]
+
+
 def test_tables_of_other_engines_bound_a_slow_one() -> None:
     """A fallback kernel of 30 ms is not believed beside two of 9 and 10."""
     alone = estimator(Shelf(vllm=30.0)).expected(Layout(), DEMAND)
