@@ -37,7 +37,7 @@ LAYOUT_HEADS = (
 MEMORY_HEADS = ("on the fullest rank", "GB", "because")
 GROWTH_HEADS = (
     "devices", "replica", "TPOT ms", "tokens/s", "per device", "each adds", "efficiency",
-    "communication", "",
+    "comm. share", "",
 )  # fmt: skip
 SPREAD_HEADS = ("devices", "layout", "carries", "each adds", "efficiency")
 

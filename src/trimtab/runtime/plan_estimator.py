@@ -125,7 +125,7 @@ class TableEstimator:
         return self._times[layout]
 
     def _agreed(self, layout: Layout) -> StepTimes | NoTimes:
-        """Return what the tables of the engine and of others agree on; where none has the layout, why its own lack it."""
+        """Return what the tables of the engine and of others agree on; where none has it, why its own do not."""
         found: dict[EngineKind, StepTimes] = {}
         refused = NoTimes(because=NO_KERNELS)
         servings = [msgspec.structs.replace(self._served, engine=engine) for engine in ENGINES]
