@@ -92,6 +92,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """All devices."""
         return self.devices * self.nodes
 
+    @property
+    def joint(self) -> Link | None:
+        """The link between nodes; one node is joined to no other."""
+        return self.node_link if self.nodes > 1 else None
+
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What traffic asks of the whole fleet: mean tokens of a request, and streams at once or requests per second.
