@@ -272,7 +272,16 @@ def _cost_words(found: Capacity) -> Iterator[str]:
         if output is None or cost.per_million_tokens is None
         else f"{output:.3g} a million output tokens, {cost.per_million_tokens:.3g} a million of all"
     )
-    yield f"Cost: {cost.per_h:.2f} an hour, {each}."
+    over = cost.over_trace
+    if over is None:
+        yield f"Cost: {cost.per_h:.2f} an hour, {each}."
+        return
+    yield f"Cost: {cost.per_h:.2f} an hour. In the trace's busiest window {each}."
+    yield (
+        f"Over the whole trace {over.per_million_output_tokens:.3g} a million output tokens, "
+        f"{over.per_million_tokens:.3g} a million of all; with the replicas that each window needs "
+        f"{over.following_per_million_output_tokens:.3g} and {over.following_per_million_tokens:.3g}."
+    )
 
 
 def split_words(answer: PlanAnswer) -> str:
