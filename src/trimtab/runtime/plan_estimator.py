@@ -14,6 +14,7 @@ from trimtab.core.layout import Cluster, Demand, EstimateSource, Expected, Layou
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.consensus import AgreedTimes
+from trimtab.planning.doubts import doubted, doubts_of
 from trimtab.planning.estimate import Bounds, Extra, Replica
 from trimtab.planning.exchange import Exchange, exchange_of
 from trimtab.planning.kernel_port import KernelTables, NoTimes, Parted, Serving, StepTimes
@@ -106,7 +107,8 @@ class TableEstimator:
             replica = Replica(
                 times, one, pace_of(self._served.engine), bounds, self._extra(one, times)
             )
-            self._expected[key] = replica.expected(demand)
+            doubts = tuple(doubts_of(one, demand, self._cluster, self._joined(one)))
+            self._expected[key] = doubted(replica.expected(demand), doubts)
         return self._expected[key]
 
     def _held_tokens(self, fit: MemoryFit, layout: Layout, demand: Demand) -> float:
@@ -185,6 +187,10 @@ class TableEstimator:
         ranks = layout.tp * layout.attention_dp
         wide = self._cluster is not None and ranks > self._cluster.devices
         return layout.tp if layout.moe_ep > 1 and (wide or self._exchange(layout)) else ranks
+
+    def _joined(self, layout: Layout) -> Link | None:
+        """The link that ranks of a stage do talk over; None where there is one rank."""
+        return self._link(layout) if self._collective_ranks(layout) > 1 else None
 
     def _link(self, layout: Layout) -> Link | None:
         """The link that the ranks of a stage talk over: between nodes where they do not fit into one."""
