@@ -128,8 +128,11 @@ def check_ask(ask: Ask) -> None:
         near_price = f"{FIGURE_MAX:.0f}" if ask.price_per_h > 0.0 else "0"
         raise PlanInputError("price", f"{ask.price_per_h:g} an hour is no price", (near_price,))
     if ask.expert_skew is not None and not 1.0 <= ask.expert_skew <= FIGURE_MAX:
+        near_skew = f"{FIGURE_MAX:.0f}" if ask.expert_skew > 1.0 else "1"
         raise PlanInputError(
-            "expert_skew", f"{ask.expert_skew:g}: the busiest rank has at least the mean", ("1",)
+            "expert_skew",
+            f"{ask.expert_skew:g}: the busiest rank has at least the mean",
+            (near_skew,),
         )
     _check_context(ask)
 
