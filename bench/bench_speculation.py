@@ -8,12 +8,13 @@ and the figures.
 
 import argparse
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from trimtab.core.config import EngineConfig
+from trimtab.levers.speculation_depths import PointFigures, bound, is_shown
 from trimtab.levers.speculation_found import ERROR_MAX, CutFigures, Pays, Speculated
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.sources import standard_library
@@ -69,20 +70,34 @@ def judged(found: Speculated) -> Iterator[tuple[bool, str]]:
 
 
 def _above(found: Speculated) -> tuple[bool, str]:
-    """Hold what was measured above the break-even against it: nothing is drafted there, so nothing may gain there."""
-    even = found.plan.break_even.batch
-    above = [one for one in found.points if one.depth and even is not None and one.batch > even]
-    told = [(one, one.tokens_per_s.interval) for one in above if one.tokens_per_s is not None]
-    gains = [
-        f"depth {one.depth} at {one.batch} [{bounds.low:.2f}, {bounds.high:.2f}]"
-        for one, bounds in told
-        if bounds is not None and bounds.low > 1.0
+    """Hold the depth by batch against what each gains: drafted is what is shown to gain, and nothing that is not."""
+    depths = {one.batch: one.depth for one in found.plan.choices}
+    off = [one for one in found.points if one.depth and not depths[one.batch]]
+    unused = [one for one in off if is_shown(one)]
+    unshown = [
+        one
+        for one in found.points
+        if one.depth and one.depth == depths[one.batch] and not is_shown(one)
     ]
-    where = "not reached" if even is None else f"{even:.1f}"
+    even = found.plan.break_even
+    where = f"above batch {even.off_at:.1f}" if off else "nowhere below the largest batch measured"
     return (
-        not gains,
-        f"no depth measured above the break-even ({where}) gains beyond noise, of {len(above)} measured there: "
-        + (", ".join(gains) or "none does"),
+        not unused and not unshown,
+        f"drafts are off where no gain is shown ({where}; break-even: {even.told}): of {len(off)} depths measured "
+        f"there these gain beyond noise: {_points_told(unused)}; drafted without a gain beyond noise: "
+        f"{_points_told(unshown)}",
+    )
+
+
+def _points_told(points: Sequence[PointFigures]) -> str:
+    """Say which depths at which batches, with their measured intervals."""
+    return (
+        ", ".join(
+            f"depth {one.depth} at {one.batch} [{bound(one.tokens_per_s, low=True) or 0.0:.2f}, "
+            f"{bound(one.tokens_per_s, low=False) or float('inf'):.2f}]"
+            for one in points
+        )
+        or "none"
     )
 
 

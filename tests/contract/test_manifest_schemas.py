@@ -7,7 +7,8 @@ import kubernetes_validate
 import pytest
 
 from trimtab.core.layout import Layout
-from trimtab.planning.manifests import Deployment, kubernetes
+from trimtab.planning.launch_words import Maker, Server
+from trimtab.planning.manifests import CpuRoom, Deployment, kubernetes
 
 KUBERNETES = "1.31"
 GROUP_FIELDS = {
@@ -52,14 +53,21 @@ def assert_valid(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("layout", "resource"),
-    list(itertools.product(LAYOUTS, ("nvidia.com/gpu", "amd.com/gpu"))),
-    ids=str,
-)
-def test_every_manifest_is_what_its_schema_says(layout: Layout, resource: str) -> None:
+SERVERS: dict[str, dict[str, Any]] = {
+    "nvidia": {},
+    "amd": {"server": Server(device="MI300X", maker=Maker.AMD)},
+    "folder": {"model": "/srv/checkpoints/made", "is_folder": True},
+}
+CPUS: dict[str, Any] = {
+    "server": Server(device="a CPU", maker=Maker.CPU),
+    "cpu": CpuRoom(kv_cache_bytes=3 << 28, memory_bytes=(5 << 30) + 1, threads="0|1"),
+}
+
+
+@pytest.mark.parametrize(("layout", "server"), list(itertools.product(LAYOUTS, SERVERS)), ids=str)
+def test_every_manifest_is_what_its_schema_says(layout: Layout, server: str) -> None:
     """Deployments and Services whole; of a LeaderWorkerSet its pods, as pods."""
-    for manifest in manifests(layout, resource=resource):
+    for manifest in manifests(layout, **SERVERS[server]):
         if manifest["kind"] != "LeaderWorkerSet":
             assert_valid(manifest)
             continue
@@ -68,6 +76,29 @@ def test_every_manifest_is_what_its_schema_says(layout: Layout, resource: str) -
             metadata = {"name": "pod", **template[name]["metadata"]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
             assert_valid(pod | {"spec": template[name]["spec"]})
+
+
+def test_server_on_cpus_is_what_the_schema_says_and_asks_for_no_gpu() -> None:
+    """CPUs and whole GiB of memory, no less than it takes."""
+    app, service = manifests(Layout(tp=2, replicas=2), **CPUS)
+    assert_valid(app)
+    assert_valid(service)
+    (container,) = app["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "2", "memory": "6Gi"}
+    assert container["image"].startswith("vllm/vllm-openai-cpu:")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_pod_that_loads_weights_has_their_folder(layout: Layout) -> None:
+    """Workers read their part of the checkpoint too, and each mount has its volume."""
+    spec = manifests(layout, **SERVERS["folder"])[0]["spec"]
+    group = spec.get("leaderWorkerTemplate")
+    pods = [group["leaderTemplate"], group["workerTemplate"]] if group else [spec["template"]]
+    for pod in (each["spec"] for each in pods):
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        mounts = {each["name"] for each in pod["containers"][0]["volumeMounts"]}
+        assert mounts == set(volumes) == {"shared-memory", "model"}
+        assert volumes["model"]["hostPath"]["path"] == "/srv/checkpoints/made"
 
 
 def test_group_has_the_fields_of_its_kind_only() -> None:

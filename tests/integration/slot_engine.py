@@ -57,6 +57,8 @@ class SlotEngine(FakeEngine):
         self.gap_s = 0.0
         self.save_s = 0.0
         self.own_ms: float | None = None
+        self.said_when: tuple[str, ...] = ()
+        """Header lines of its refusals."""
         self.script = self.serve
 
     def take(self, *faults: Fault) -> bool:
@@ -137,7 +139,7 @@ class SlotEngine(FakeEngine):
         body = seen.json
         ahead = body.get("max_tokens") == 1 and not body.get("stream")
         if ahead and self.take(Fault.PREFILL_REFUSED):
-            yield whole(503, b'{"error":{"message":"loading"}}')
+            yield whole(503, b'{"error":{"message":"loading"}}', self.said_when)
             return
         if ahead and self.take(Fault.PREFILL_DIES):
             raise DiesError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from handover_kit import DECODE, NOTHING, PREFILL, Pair, long_body, right_text, text_of
-from harness import COST, until
+from harness import COST, RealClock, until
 from slot_engine import Fault
 from test_handover_faults import without_ejection
 
@@ -17,6 +17,15 @@ from trimtab.runtime.handover_passage import Passage
 
 TIMES = 12
 PREDICTED = {"place": PlaceRule.PREDICTED}
+
+
+class _Clock(RealClock):
+    """Goes on as it is told to."""
+
+    ahead_s = 0.0
+
+    def mono_s(self) -> float:
+        return super().mono_s() + self.ahead_s
 
 
 def running(pair: Pair, streams: int = 10) -> None:
@@ -180,3 +189,54 @@ def parcels(pair: Pair) -> list[Passage]:
     """Return the hand-overs whose parcel is made and not delivered."""
     under_way = pair.hand_overs._under_way
     return [one for one in under_way if one.parcel is not None and one.delivery is None]
+
+
+@pytest.mark.parametrize(("said", "asked"), [((), IN_A_ROW), (("Retry-After: 60",), 1)])
+async def test_prefill_replica_that_refuses_is_not_asked_again_and_again(
+    tmp_path: Path, said: tuple[str, ...], asked: int
+) -> None:
+    """One that says for how long is left out at once; prompts stay, each with its text, and the reason is told."""
+    async with Pair(tmp_path, settings=PREDICTED) as pair:
+        without_ejection(pair)
+        running(pair)
+        pair.prefill.said_when = said
+        pair.prefill.faults.extend([Fault.PREFILL_REFUSED] * TIMES)
+        right = await ask(pair, None)
+        made, causes, left = decisions(pair), [one.cause for one in pair.told], pair.left_over
+    assert right == TIMES
+    assert causes == [HandOverCause.PREFILL_REFUSED] * asked
+    assert {one.reason for one in made[asked:]} == {PrefillReason.PREFILL_REFUSES}
+    assert {**left, "requests": 0} == NOTHING
+
+
+async def test_parcel_whose_lease_ended_while_it_waited_for_a_slot_is_told_as_expired(
+    tmp_path: Path,
+) -> None:
+    """Its file is gone: what could not restore it did nothing wrong."""
+    async with Pair(tmp_path) as pair:
+        clock = pair.transfer._clock = _Clock()
+
+        async def late(*_: object) -> int:
+            clock.ahead_s = 1000.0
+            return 0
+
+        pair.transfer._room = late  # type: ignore[method-assign]
+        reply = await pair.post(body := long_body("word"))
+        await pair.record()
+        causes, left = [one.cause for one in pair.told], pair.left_over
+    assert text_of(reply.body) == right_text(body)
+    assert causes == [HandOverCause.EXPIRED]
+    assert left == NOTHING
+
+
+async def test_replica_that_left_leaves_nothing_behind_in_what_moves_kv(tmp_path: Path) -> None:
+    """Replicas come and go under new names for as long as a fleet lives."""
+    async with Pair(tmp_path) as pair:
+        await pair.post(long_body("word"))
+        await pair.record()
+        known = {*pair.transfer._sites, *pair.transfer._taken}
+        for replica in (DECODE, PREFILL):
+            pair.transfer.forget(replica)
+        left = {*pair.transfer._sites, *pair.transfer._taken}
+    assert known == {DECODE, PREFILL}
+    assert left == set()

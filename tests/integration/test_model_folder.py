@@ -1,5 +1,7 @@
 """A model that is a folder, as vLLM serves it, is found whole or refused with what is wrong."""
 
+import json
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,13 @@ from events_kit import REVISION
 from trimtab.core.config import Config
 from trimtab.core.lever import LeverRecordError
 from trimtab.core.ports import LaunchError
+from trimtab.engines.compressed_tensors import Scheme, plan_checkpoint
+from trimtab.engines.gguf_tensors import LINEAR
 from trimtab.rollout.short_record import complete, parse_record
+from trimtab.runtime.checkpoints import open_checkpoint, write_checkpoint
 from trimtab.runtime.fleet_known import known_of
 from trimtab.runtime.model import find_model
-from trimtab.runtime.model_folder import find_folder
+from trimtab.runtime.model_folder import find_folder, weight_files
 from trimtab.runtime.secret import Secret
 
 
@@ -54,8 +59,86 @@ def test_what_is_no_whole_folder_of_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no whole safetensors file"):
         find_folder(str(folder))
     path.unlink()
-    with pytest.raises(LaunchError, match=r"holds no \*\.safetensors"):
+    with pytest.raises(LaunchError, match=r"holds no weights: neither \*\.safetensors nor"):
         find_folder(str(folder))
+
+
+def torch_weights(folder: Path, *names: str) -> Path:
+    """A folder whose weights are PyTorch's files, as it writes them since 1.6."""
+    made(folder)
+    weights(folder).unlink()
+    for name in names:
+        with zipfile.ZipFile(folder / name, "w") as archive:
+            archive.writestr("archive/data.pkl", name.encode() * 100)
+    return folder
+
+
+def test_folder_of_torch_weights_is_found_by_its_contents(tmp_path: Path) -> None:
+    """vLLM and SGLang serve it; what training left beside the weights is none of them."""
+    folder = torch_weights(tmp_path / "old", "pytorch_model.bin")
+    found = find_folder(str(folder))
+    assert found.name == "old"
+    (folder / "training_args.bin").write_bytes(b"\x80\x02settings")
+    assert find_folder(str(folder)) == found
+    assert weight_files(folder) == ("pytorch_model.bin",)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02weights as they were written before 1.6")
+    assert find_folder(str(folder)).sha256 != found.sha256
+
+
+def test_torch_weights_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    """Cut off, a pointer to a file that was not fetched, empty, or one of the index that is not there."""
+    folder = torch_weights(tmp_path / "old", "a.bin", "b.bin")
+    index = {"weight_map": {"one": "a.bin", "two": "b.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert find_folder(str(folder)).name == "old"
+    path = folder / "b.bin"
+    whole = path.read_bytes()
+    for data, said in (
+        (whole[:-30], "is cut off"),
+        (b"version https://git-lfs.github.com/spec/v1", "no file of weights as PyTorch writes it"),
+        (b"", "missing or empty"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(LaunchError, match=said):
+            find_folder(str(folder))
+    path.unlink()
+    with pytest.raises(LaunchError, match=r"two is in b\.bin, and it is not there"):
+        find_folder(str(folder))
+
+
+def test_safetensors_are_what_counts_where_both_are_there(tmp_path: Path) -> None:
+    """As for the engines: the other format beside them changes nothing."""
+    folder = made(tmp_path / "both")
+    found = find_folder(str(folder))
+    (folder / "pytorch_model.bin").write_bytes(b"what nobody reads")
+    assert find_folder(str(folder)) == found
+
+
+def test_tensors_of_torch_weights_are_not_read_and_it_is_said_how_to_convert(
+    tmp_path: Path,
+) -> None:
+    """Sensitivity and conversion read tensors; a pickle would run what it holds."""
+    folder = torch_weights(tmp_path / "old", "pytorch_model.bin")
+    with pytest.raises(LaunchError) as refused:
+        open_checkpoint(folder)
+    assert "servers can load that" in str(refused.value)
+    assert f"from_pretrained('{folder}').save_pretrained(" in str(refused.value)
+    assert "tokenizer" in str(refused.value)
+
+
+def test_copy_in_lower_precision_holds_no_weights_of_the_original(tmp_path: Path) -> None:
+    """The same weights in another format beside it would be served by whoever prefers that format."""
+    folder = made(tmp_path / "both")
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.gguf"):
+        (folder / name).write_bytes(b"{}")
+    checkpoint = open_checkpoint(folder)
+    plan = plan_checkpoint(checkpoint.tensors, Scheme.W8A8, LINEAR)
+    copy = write_checkpoint(checkpoint, tmp_path / "copy", plan)
+    assert sorted(path.name for path in copy.iterdir()) == [
+        "config.json",
+        "model-0.safetensors",
+        "tokenizer.json",
+    ]
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~no-such-user-here/model"])

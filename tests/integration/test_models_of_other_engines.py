@@ -1,5 +1,6 @@
 """A model that a command's engine cannot read is one line: what was given, where it lies and what to give instead."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,7 +81,11 @@ def weights_alone(folder: Path) -> str:
 CASES: list[tuple[str, Callable[[Path], str], tuple[str, ...]]] = [
     ("quantize", served, ("served is a folder of weights as vLLM and SGLang", "--engine vllm")),
     ("quantize vllm", quantized, ("narrow is quantized already (says hf_quant_config.json)",)),
-    ("quantize vllm", torch_weights, ("old holds no *.safetensors but pytorch_model.bin",)),
+    (
+        "quantize vllm",
+        torch_weights,
+        ("old holds no *.safetensors but pytorch_model.bin", "save_pretrained", "tokenizer"),
+    ),
     ("quantize vllm", folder_of_ggufs, ("files has no config.json", "a folder with a config.json")),
     ("quantize vllm", weights_alone, ("is a file, and vLLM serves a folder",)),
     ("quantize vllm", lambda _: "owner/Some-7B", ("there is no model at", FETCHED)),
@@ -130,6 +135,23 @@ def test_fleet_of_attached_sglang_takes_the_folder_that_it_serves(tmp_path: Path
     )
     folder = served(tmp_path)
     assert known_of(fleet).find_model(folder) == find_folder(folder)
+
+
+def test_fleet_of_attached_sglang_takes_a_folder_of_torch_weights(tmp_path: Path) -> None:
+    """Both engines serve them; only what reads tensors here needs safetensors."""
+    folder = made(tmp_path / "served")
+    for each in folder.glob("*.safetensors"):
+        each.unlink()
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"weights")
+    fleet: Any = SimpleNamespace(
+        config=Config(),
+        attached=object(),
+        clock=HandClock(),
+        secret=Secret(bytes(32)),
+        baseline=REVISION.replace(engine="sglang"),
+    )
+    assert known_of(fleet).find_model(str(folder)).name == "served"
 
 
 SERVER = (

@@ -13,7 +13,7 @@ from test_fleet_lifecycle import OLD, Harness, Sink
 from trimtab.core.config import Config, EngineConfig
 from trimtab.core.config_handover import HandOverConfig
 from trimtab.core.config_roles import PrefillEngineConfig, RolesConfig, RolesMode
-from trimtab.core.cost import START_COST
+from trimtab.core.cost import START_COST, CostModel
 from trimtab.core.events import RolesDecided
 from trimtab.core.handover import HandOver, HandOverOutcome
 from trimtab.core.lever import Comparison
@@ -24,9 +24,11 @@ from trimtab.core.roles import RoleAction, RoleReason, RolesDecision
 from trimtab.core.traffic import CandidatePlan, TrafficPlan
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.loadstate import LoadState
+from trimtab.policies.prefill_pool import PrefillPool
 from trimtab.policies.router import Router
 from trimtab.runtime.fleet import ReplicaInfo
 from trimtab.runtime.handover_build import rules_of
+from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.role_keeper import RoleKeeper, RoleParts, RoleRefusedError
 from trimtab.runtime.system_roles import build_roles, start_fleet
 
@@ -80,6 +82,7 @@ class Kept:
         self.plan = TrafficPlan(policy="round_robin")
         self.thresholds: list[float] = []
         self.cost = COST
+        self.cost_ahead = lambda cost: cost
         self.drafting: set[str] = set()
         fleet = self.harness.fleet
         fleet._on_change = self._changed
@@ -97,6 +100,7 @@ class Kept:
                 threshold=self.thresholds.append,
                 cause=lambda: "start",
                 drafts_nothing=lambda name: name not in self.drafting,
+                cost_ahead=lambda cost: self.cost_ahead(cost),
             ),
         )
 
@@ -378,6 +382,65 @@ async def test_what_the_prefill_replica_had_cached_is_no_work_of_it(kept: Kept) 
     assert seen.ahead_work == pytest.approx(work_s / FOLLOW.window_s)
 
 
+async def test_prompt_that_was_sent_ahead_is_work_as_the_prefill_side_computes(kept: Kept) -> None:
+    """Replicas that prefill may run other threads and another chunk than those that decode."""
+
+    def twice(cost: CostModel) -> CostModel:
+        return msgspec.structs.replace(cost, prefill_ms_per_token=2.0 * cost.prefill_ms_per_token)
+
+    kept.cost_ahead = twice
+    kept.serves(1, prefill_replica="r2", tokens=Tokens(prompt=4000, ahead=4000, output=20))
+    kept.serves(1, tokens=Tokens(prompt=4000, delivered=0, output=20))
+    sides, idle_ms = kept.keeper._sides(), COST.step_ms(1.0)
+    seen = kept.keeper._watch.seen(kept.clock.now_s, sides, step_idle_ms=idle_ms)
+    here_s, ahead_s = COST.prefill_ms(4000) / 1000.0, twice(COST).prefill_ms(4000) / 1000.0
+    assert seen.local_work == pytest.approx(here_s / FOLLOW.window_s)
+    assert seen.ahead_work == pytest.approx(ahead_s / FOLLOW.window_s)
+
+
+async def test_role_that_was_taken_while_a_change_waited_its_turn_is_not_taken_twice(
+    kept: Kept,
+) -> None:
+    """Two ask for the same at once: the replica drains and is started once."""
+    drains = []
+    fleet = kept.harness.fleet
+    inner = fleet.take_role
+
+    async def counted(replica: str, *rest: Any, **named: Any) -> None:
+        drains.append(replica)
+        await inner(replica, *rest, **named)
+
+    fleet.take_role = counted  # type: ignore[method-assign]
+    both = (kept.keeper.take(("r1",), Role.PREFILL, cause_id=None) for _ in range(2))
+    await asyncio.gather(*both)
+    assert drains == ["r1"]
+    assert kept.roles()["r1"] is Role.PREFILL
+
+
+async def test_replica_that_left_while_its_change_waited_keeps_nothing(kept: Kept) -> None:
+    """It is told as every change that cannot be, and nothing breaks."""
+    async with kept.keeper._lock:
+        waiting = asyncio.create_task(kept.keeper.take(("r1",), Role.PREFILL, cause_id=None))
+        await asyncio.sleep(0)
+        await kept.harness.fleet.remove("r1", drain_timeout_s=1)
+    with pytest.raises(LaunchError, match="it left the fleet"):
+        await waiting
+
+
+async def test_prefill_replica_that_stands_in_for_others_gives_its_role_up_too(kept: Kept) -> None:
+    """A lever is taken back while nobody else serves: once they are back nobody may prefill for them."""
+    fleet = kept.harness.fleet
+    for name in ("r0", "r1"):
+        member = fleet._members[name]
+        fleet._move(member, ReplicaState.FAILED, "gone", None)
+    assert kept.roles()["r2"] is Role.MIXED
+    assert kept.keeper.prefilling() == ("r2",)
+    await kept.keeper.take(kept.keeper.prefilling(), Role.MIXED, cause_id=None)
+    for name in ("r0", "r1"):
+        fleet._move(fleet._members[name], ReplicaState.READY, "back", None)
+    assert set(kept.roles().values()) == {Role.MIXED}
+
+
 async def test_transfer_is_weighed_against_its_own_prompt(kept: Kept) -> None:
     """Prompts of many seconds that move quickly make no slow transfer of a short prompt cheap."""
     kept.hands_over(10, ms=500.0, prompt=4000)
@@ -582,6 +645,8 @@ async def test_long_is_what_travels_and_not_the_engines_chunk(kept: Kept) -> Non
         handover=HandOverConfig(chunk_tokens=256),
         roles=FOLLOW,
     )
+    rules = rules_of(config.handover, config.engine.chunk_tokens)
+    pool = PrefillPool(kept.load, rules, cost=None)
     keeper = build_roles(
         config,
         kept.harness.fleet,
@@ -590,7 +655,9 @@ async def test_long_is_what_travels_and_not_the_engines_chunk(kept: Kept) -> Non
         kept.clock,
         OLD,
         cost=lambda: kept.cost,
-        threshold=kept.thresholds.append,
+        hand_overs=cast(
+            HandOvers, SimpleNamespace(pool=pool, raise_threshold=kept.thresholds.append)
+        ),
         cause=lambda: "start",
     )
     kept.clock.now_s += FOLLOW.window_s
@@ -602,5 +669,5 @@ async def test_long_is_what_travels_and_not_the_engines_chunk(kept: Kept) -> Non
     [seen] = [one.seen for one in kept.decided if one.decision == made]
     assert seen is not None
     assert seen.ahead_work == pytest.approx(COST.prefill_ms(1500) / 1000.0)
-    assert rules_of(config.handover, config.engine.chunk_tokens).chunk_tokens == 256
+    assert rules.chunk_tokens == 256
     assert made.reason is not RoleReason.FEW_LONG_PROMPTS

@@ -104,14 +104,39 @@ LABELS: dict[str, float | str | None] = {
 }
 
 
-def table(ratios: dict[int, float], *, content: str = "edit") -> SpeculationTable:
-    """A table whose throughput with speculation is `ratio` times the one without, by batch."""
+def table(
+    ratios: dict[int, float],
+    *,
+    content: str = "edit",
+    noise: dict[int, float] | None = None,
+    rounds: dict[int, int] | None = None,
+) -> SpeculationTable:
+    """A table whose throughput with speculation is `ratio` times the one without, by batch.
+
+    `noise`: factor by which every other of the rounds is higher, and the rest lower; `rounds`: 4 if not said.
+    """
     off = {batch: 40.0 * batch**0.7 for batch in ratios}
+    count = {batch: (rounds or {}).get(batch, 4) for batch in ratios}
+
+    def seen(batch: int) -> tuple[float, ...]:
+        factor = (noise or {}).get(batch, 1.0)
+        middle = off[batch] * ratios[batch]
+        return tuple(middle * factor ** (-1 if at % 2 else 1) for at in range(count[batch]))
+
     return SpeculationTable(
         speculation=NGRAM,
-        off=tuple(StepPoint(batch=b, tokens_per_s=off[b], samples=3) for b in sorted(ratios)),
+        off=tuple(
+            StepPoint(batch=b, tokens_per_s=off[b], samples=count[b], rounds=(off[b],) * count[b])
+            for b in sorted(ratios)
+        ),
         on=tuple(
-            StepPoint(batch=b, tokens_per_s=off[b] * ratios[b], samples=3, accepted_per_step=2.5)
+            StepPoint(
+                batch=b,
+                tokens_per_s=off[b] * ratios[b],
+                samples=count[b],
+                accepted_per_step=2.5,
+                rounds=seen(b),
+            )
             for b in sorted(ratios)
         ),
         content=content,

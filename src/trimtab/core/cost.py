@@ -8,13 +8,20 @@ Decode is bound by memory bandwidth where the base (reading the weights once per
 compute where the part that grows with the batch does. Routing, diagnosis and simulation share this model.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from trimtab.core.break_even import (
+    BreakEven,
+    MeasuredRatio,
+    break_even,
+    first_loss,
+    measured_ratio,
+)
 from trimtab.core.revision import Speculation
+from trimtab.core.stats import Interval, ratio_interval
 
 TOLD_SHARE_MIN: Final = 0.5
 """Part of what was timed whose tokens per step must be known for their mean to stand for all."""
@@ -85,12 +92,17 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Aggregate decode speed at one batch size, speculation off or on, from interleaved runs."""
+    """Aggregate decode speed at one batch size, speculation off or on, from interleaved runs.
+
+    `rounds`: tokens per second of each run, in the order of the other side's, so that both can be paired; empty where
+    they were not kept.
+    """
 
     batch: int
     tokens_per_s: float
     samples: int
     accepted_per_step: float | None = None
+    rounds: tuple[float, ...] = ()
 
 
 class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,26 +123,30 @@ class SpeculationTable(msgspec.Struct, frozen=True, kw_only=True):
         )
         return tuple(sorted(pairs))
 
+    def gains(self) -> tuple[MeasuredRatio, ...]:
+        """Return the same ratios with their intervals, paired by round; without one where rounds are too few."""
+        off = {point.batch: point.rounds for point in self.off}
+        on = {point.batch: point.rounds for point in self.on}
+        return tuple(
+            measured_ratio(batch, ratio, _interval(off[batch], on[batch]))
+            for batch, ratio in self.ratios()
+        )
+
+    def break_even(self) -> BreakEven:
+        """Return where drafting stops to pay, with its range; raises `ValueError` without a common batch."""
+        return break_even(self.gains())
+
     def break_even_batch(self) -> float | None:
-        """Batch at which aggregate throughput with speculation falls to that without it; see `first_loss`."""
+        """Batch at which aggregate throughput with speculation falls to that without it; see `first_loss`.
+
+        The middle of what `break_even` tells: enough of a table that was computed and has no noise.
+        """
         return first_loss(self.ratios())
 
 
-def first_loss(ratios: Sequence[tuple[int, float]]) -> float | None:
-    """Return the batch from which on a ratio of throughput is 1 or less, of (batch, ratio) in rising order.
-
-    Linear interpolation between the measured batches, at the first crossing: an engine may change kernels and
-    gain again above it, but up to there nothing was lost. None: it paid at every measured batch. 0.0: not even
-    at the smallest.
-    """
-    if not ratios:
-        return None
-    if ratios[0][1] <= 1.0:
-        return 0.0
-    for (batch_a, ratio_a), (batch_b, ratio_b) in itertools.pairwise(ratios):
-        if ratio_b <= 1.0:
-            return batch_a + (batch_b - batch_a) * (ratio_a - 1.0) / (ratio_a - ratio_b)
-    return None
+def _interval(off: Sequence[float], on: Sequence[float]) -> Interval | None:
+    """Return the interval of on over off; rounds of unequal number cannot be paired."""
+    return ratio_interval(off, on) if len(off) == len(on) else None
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -29,7 +29,10 @@ class Unknown(msgspec.Struct, frozen=True, tag_field="is", tag="unknown"):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="evidence"):
-    """One measured value. `id` is what diagnoses, lever records and events cite."""
+    """One measured value. `id` is what diagnoses, lever records and events cite.
+
+    `disputed`: what another source says of the same figure, where both differ by more than their uncertainty.
+    """
 
     id: str
     name: str
@@ -40,6 +43,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="e
     samples: int | None = None
     interval: Interval | None = None
     note: str = ""
+    disputed: str = ""
 
 
 Reading = Evidence | Unknown

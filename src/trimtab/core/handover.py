@@ -35,6 +35,7 @@ class PrefillReason(StrEnum):
     NO_TRANSFER = "no_transfer"
     NO_ROOM_FOR_PARCEL = "no_room_for_parcel"
     PAIR_FAILS = "pair_fails"
+    PREFILL_REFUSES = "prefill_refuses"
     PREFILL_FILLS_UP = "prefill_fills_up"
     AFTER_FAILURE = "after_failure"
     AS_TOLD = "as_told"
@@ -117,11 +118,23 @@ class HandOverCause(StrEnum):
 
 
 class HandOverError(Exception):
-    """A hand-over cannot go on: its cause, and in words what happened. Never quotes a prompt."""
+    """A hand-over cannot go on: its cause, and in words what happened. Never quotes a prompt.
 
-    def __init__(self, cause: HandOverCause, message: str) -> None:
+    `is_unavailable`: the prefill side said that it cannot serve now; `retry_after_s`: for how long, if it told that.
+    """
+
+    def __init__(
+        self,
+        cause: HandOverCause,
+        message: str,
+        *,
+        is_unavailable: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.cause = cause
+        self.is_unavailable = is_unavailable
+        self.retry_after_s = retry_after_s
 
 
 class ReplicaLabels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -334,7 +334,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lever says of a situation. `gain_share`: predicted part of mean end-to-end time saved."""
+    """What a lever says of a situation. `gain_share`: predicted part of mean end-to-end time saved.
+
+    `because`: why it cannot be moved here; else why its premise does not hold; else what could be gained.
+    """
 
     lever: str
     technique: Technique

@@ -269,9 +269,8 @@ def tell_plan(plan: TrafficPlan) -> str:
 
 def tell_speculation(table: SpeculationTable) -> str:
     """Say measured speeds by batch and the batch from which speculation does not pay."""
-    ratios = ", ".join(f"{ratio:.2f} at batch {batch}" for batch, ratio in table.ratios())
-    even = table.break_even_batch()
-    where = "none measured: it paid at every batch" if even is None else f"batch {even:.1f}"
+    ratios = ", ".join(one.told for one in table.gains())
+    where = table.break_even().told if table.ratios() else "unknown"
     return f"Speculation against none, output tokens per second on {table.content}: {ratios}. Break-even: {where}."
 
 

@@ -35,7 +35,7 @@ from trimtab.core.stats_proportions import (
     proportion_bounds,
 )
 from trimtab.core.stats_running import PairBuilder, RunningRatio
-from trimtab.core.stats_summary import mean_interval, percentile
+from trimtab.core.stats_summary import mean_interval, percentile, ratio_interval
 from trimtab.core.stats_types import (
     Interval,
     Observation,
@@ -67,6 +67,7 @@ __all__ = [
     "percentile",
     "proportion_bounds",
     "ratio_estimate",
+    "ratio_interval",
     "units_needed",
 ]
 

@@ -40,6 +40,21 @@ def mean_interval(
     return Interval(low=mean - half, high=mean + half, level=level)
 
 
+def ratio_interval(
+    base: Sequence[float], new: Sequence[float], *, level: float = 0.95
+) -> Interval | None:
+    """Return the interval of the geometric mean of new over base, paired in order; None with fewer than two pairs.
+
+    What both of a pair met, such as a busy machine, widens nothing. Raises `ValueError` for lists of unequal length or
+    values that are not positive, `StatsError` as `mean_interval` does.
+    """
+    logs = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+    found = mean_interval(logs, level=level)
+    if found is None:
+        return None
+    return Interval(low=math.exp(found.low), high=math.exp(found.high), level=found.level)
+
+
 def percentile(values: Sequence[float], q: float) -> float:
     """Return the `q` quantile (0 to 1) by linear interpolation between order statistics.
 

@@ -1,7 +1,7 @@
 """What binds each phase, decided one phase at a time from measured readings."""
 
 from trimtab.core.cost import CostModel
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Evidence, Readings, Unknown
 from trimtab.core.findings import PhaseFinding
 from trimtab.core.types import Phase, Resource
 from trimtab.diagnosis.causes import Causes, step_batch
@@ -24,6 +24,9 @@ BEHIND_PREFILL_MIN_SHARE = 0.50
 
 BANDWIDTH_MIN_SHARE = 0.50
 """From this part of a step that does not grow with the batch on, decode is bound by memory bandwidth."""
+
+SET_UP_BINDS_PART = 0.50
+"""From this part of a hand-over on, what does not grow with the bytes binds it."""
 
 
 def kv_binds(readings: Readings) -> str | None:
@@ -121,10 +124,11 @@ def _queue_resource(readings: Readings, causes: Causes | None) -> tuple[Resource
         )
     if behind is None and full is None:
         return None, "requests queue, but what ran meanwhile is unknown"
-    return Resource.ADMISSION, (
-        f"requests queue for {causes.queue:.1%} of their time, neither behind prefills nor for slots: "
-        "limits or replicas"
-    )
+    queued = f"requests queue for {causes.queue:.1%} of their time, neither behind prefills nor for slots"
+    transfer = readings.get(Name.TRANSFER_SHARE)
+    if isinstance(transfer, Unknown) and moves(readings):
+        return None, f"{queued}; part of it may be transfer: {transfer.reason}"
+    return Resource.ADMISSION, f"{queued}: limits or replicas"
 
 
 def _prefill(readings: Readings, causes: Causes | None, cost: CostModel | None) -> PhaseFinding:
@@ -160,17 +164,48 @@ def _prefill(readings: Readings, causes: Causes | None, cost: CostModel | None) 
 
 
 def _transfer(readings: Readings, causes: Causes | None) -> PhaseFinding:
-    moves = causes is not None and causes.transfer > 0
+    shared = causes is not None and causes.transfer > 0
+    is_told = isinstance(readings.get(Name.TRANSFER_SHARE), Evidence) or not moves(readings)
+    resource, because = None, "prefill and decode share a replica: nothing moves"
+    if shared or moves(readings):
+        resource, because = Resource.COMMUNICATION, _moving(readings)
     return _finding(
         readings,
         Phase.TRANSFER,
-        None if causes is None else causes.transfer,
+        causes.transfer if causes is not None and is_told else None,
         Name.TRANSFER_MS_MEAN,
-        Resource.COMMUNICATION if moves else None,
-        "KV moves between replicas"
-        if moves
-        else "prefill and decode share a replica: nothing moves",
+        resource,
+        because,
     )
+
+
+def moves(readings: Readings) -> bool:
+    """Say whether KV was handed over in the window, however long that took."""
+    return bool(readings.value(Name.HAND_OVERS))
+
+
+def _moving(readings: Readings) -> str:
+    """Say what a hand-over takes and whether its set-up or its bytes do, as far as anybody told."""
+    mean, setup = (
+        readings.value(Name.HAND_OVER_MS_MEAN),
+        readings.value(Name.HAND_OVER_SETUP_MS_MEAN),
+    )
+    if mean is None:
+        untold = "" if readings.value(Name.TRANSFER_SHARE) else "; how long that takes is unknown"
+        return f"KV moves between replicas{untold}"
+    words = f"KV moves between replicas, {mean:.1f} ms a hand-over"
+    if setup is not None and setup >= SET_UP_BINDS_PART * mean:
+        return (
+            f"{words}, {setup:.1f} ms of it set-up, which does not grow with the bytes: an engine in the middle of a "
+            "step comes to it only after that, or many small pieces are posted"
+        )
+    size, rate = (
+        readings.value(Name.HAND_OVER_BYTES_MEAN),
+        readings.value(Name.HAND_OVER_BYTES_PER_S),
+    )
+    if size is None or rate is None:
+        return f"{words}; of how many bytes is unknown"
+    return f"{words}: {size / 1e6:.1f} MB at {rate / 1e6:.0f} MB/s, so that the bytes bind and not the set-up"
 
 
 def _decode(readings: Readings, causes: Causes | None, cost: CostModel | None) -> PhaseFinding:

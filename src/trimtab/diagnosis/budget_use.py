@@ -1,7 +1,7 @@
 """The four budgets as used shares, each with the basis in words; what cannot be told stays unknown."""
 
 from trimtab.core.budgets import Budgets, BudgetUse
-from trimtab.core.evidence import Readings
+from trimtab.core.evidence import Readings, Unknown
 from trimtab.core.types import Budget
 from trimtab.diagnosis.names import FleetFacts, Name
 
@@ -80,6 +80,14 @@ def _communication(readings: Readings) -> BudgetUse:
             used_share=None,
             basis=f"{moved:.1%} of request time is transfer; what the link could carry is unknown",
             reading=readings.get(Name.TRANSFER_SHARE),
+        )
+    told = readings.get(Name.TRANSFER_SHARE)
+    if isinstance(told, Unknown) and readings.value(Name.HAND_OVERS):
+        return BudgetUse(
+            budget=Budget.COMMUNICATION,
+            used_share=None,
+            basis=f"KV moves between replicas: {told.reason}",
+            reading=told,
         )
     return BudgetUse(
         budget=Budget.COMMUNICATION,

@@ -34,9 +34,13 @@ class StepTiming(msgspec.Struct, frozen=True):
 
 
 class BatchRun(msgspec.Struct, frozen=True, kw_only=True):
-    """`batch` streams decoded at once: output tokens of all, wall seconds, and draft counts."""
+    """`batch` streams decoded at once: output tokens of all, wall seconds, and draft counts.
+
+    `round`: both sides of a round decode the same prompt, one soon after the other, and are compared with each other.
+    """
 
     batch: int
+    round: int
     speculating: bool
     output_tokens: int
     wall_s: float
@@ -107,22 +111,27 @@ def _fastest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 def speculation_table(
     runs: Sequence[BatchRun], *, speculation: Speculation, content: str
 ) -> SpeculationTable:
-    """Pool interleaved runs by batch and side; runs without time or tokens are left out.
+    """Pool interleaved runs by batch and side; rounds without time or tokens on either side are left out.
 
     Pooled rate: all output tokens of a point over all its wall time. Raises `CalibrationError` if no batch was
     measured on both sides, because then nothing says whether drafting pays.
     """
     usable = [run for run in runs if run.wall_s > 0 and run.output_tokens > 0]
-    off = _points([run for run in usable if not run.speculating])
-    on = _points([run for run in usable if run.speculating])
-    if not {point.batch for point in off} & {point.batch for point in on}:
+    sides = {True: set[tuple[int, int]](), False: set[tuple[int, int]]()}
+    for run in usable:
+        sides[run.speculating].add((run.batch, run.round))
+    # A rate of rounds that the other side lacks would compare unequal prompts.
+    both = [run for run in usable if (run.batch, run.round) in sides[True] & sides[False]]
+    if not both:
         raise CalibrationError("no batch was measured both with and without speculation")
+    off = _points([run for run in both if not run.speculating])
+    on = _points([run for run in both if run.speculating])
     return SpeculationTable(speculation=speculation, off=off, on=on, content=content)
 
 
 def _points(runs: Sequence[BatchRun]) -> tuple[StepPoint, ...]:
     by_batch: dict[int, list[BatchRun]] = defaultdict(list)
-    for run in runs:
+    for run in sorted(runs, key=lambda one: one.round):
         by_batch[run.batch].append(run)
     return tuple(
         StepPoint(
@@ -131,6 +140,7 @@ def _points(runs: Sequence[BatchRun]) -> tuple[StepPoint, ...]:
             / sum(run.wall_s for run in theirs),
             samples=len(theirs),
             accepted_per_step=_accepted_per_step(theirs),
+            rounds=tuple(run.output_tokens / run.wall_s for run in theirs),
         )
         for batch, theirs in sorted(by_batch.items())
     )

@@ -17,6 +17,7 @@ from trimtab.diagnosis.binding import (
     kv_binds,
 )
 from trimtab.diagnosis.causes import Causes, stalled_part
+from trimtab.diagnosis.disputes import disputes
 from trimtab.diagnosis.names import Name
 
 SUPPORT_ODDS = 2.0
@@ -62,10 +63,18 @@ def corroborate(
             checks += [_kv(readings)]
         case Phase.TRANSFER:
             pass
+    return weighed(checks, readings)
+
+
+def weighed(
+    checks: Sequence[Checked], readings: Readings
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return (supports, contradicts) of checks; a disputed reading that one of them rests on contradicts as well."""
     told = [check for check in checks if check is not None]
+    against = disputes([finding for _, finding in told], readings)
     return (
         tuple(finding for speaks_for, finding in told if speaks_for),
-        tuple(finding for speaks_for, finding in told if not speaks_for),
+        (*(finding for speaks_for, finding in told if not speaks_for), *against),
     )
 
 

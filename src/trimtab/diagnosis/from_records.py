@@ -93,6 +93,11 @@ def _add_phases(tally: Tally, good: Sequence[RequestRecord], window: Window) -> 
     blocks = [block_of(record.arrived_at_s, window) for record in known]
     tally.add(Name.REQUEST_MS_TOTAL, math.fsum(totals), "ms", samples=len(known))
     for share_name, mean_name, field in names:
+        untold = _untold(known, field)
+        if untold:
+            tally.unknown(share_name, untold)
+            tally.unknown(mean_name, untold)
+            continue
         parts = [float(getattr(record.phases, field) or 0.0) for record in known]
         tally.mean(mean_name, parts, blocks, "ms", reason="no request")
         share = share_of(parts, totals, blocks)
@@ -110,6 +115,18 @@ def _add_phases(tally: Tally, good: Sequence[RequestRecord], window: Window) -> 
         "share",
         samples=len(seen),
         reason="end-to-end times are unknown",
+    )
+
+
+def _untold(known: Sequence[RequestRecord], field: str) -> str:
+    """Say why the mean of a phase cannot be told of requests whose other phases are known, "" where it can."""
+    if field != "transfer_ms":
+        return ""
+    ahead = sum(one.prefill_replica is not None and one.phases.transfer_ms is None for one in known)
+    return (
+        f"the engine moved the KV of {ahead} requests by itself, and how long that took is in their queue"
+        if ahead
+        else ""
     )
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from trimtab.core.evidence import Evidence, Reading, Readings
+from trimtab.diagnosis.disputes import disagreement
 
 
 class Name(StrEnum):
@@ -27,6 +28,12 @@ class Name(StrEnum):
     PREFILL_MS_MEAN = "prefill_ms_mean"
     TRANSFER_MS_MEAN = "transfer_ms_mean"
     DECODE_MS_MEAN = "decode_ms_mean"
+    HAND_OVERS = "hand_overs"
+    HAND_OVER_FAILED_SHARE = "hand_over_failed_share"
+    HAND_OVER_MS_MEAN = "hand_over_ms_mean"
+    HAND_OVER_SETUP_MS_MEAN = "hand_over_setup_ms_mean"
+    HAND_OVER_BYTES_MEAN = "hand_over_bytes_mean"
+    HAND_OVER_BYTES_PER_S = "hand_over_bytes_per_s"
     TTFT_MS_MEAN = "ttft_ms_mean"
     TPOT_MS_MEAN = "tpot_ms_mean"
     E2E_MS_MEAN = "e2e_ms_mean"
@@ -120,9 +127,16 @@ def labels_in(readings: Readings) -> tuple[str, ...]:
 
 
 def merged(*parts: Readings) -> Readings:
-    """Join readings; where two parts know a name the later evidence counts, and evidence beats unknown."""
+    """Join readings; where two parts know a name the later evidence counts, and evidence beats unknown.
+
+    Where two of them disagree about it, the later one says so (`Evidence.disputed`).
+    """
     found: dict[str, Reading] = {}
     for item in (item for part in parts for item in part.items):
-        if isinstance(item, Evidence) or item.name not in found:
+        before = found.get(item.name)
+        if isinstance(item, Evidence) and isinstance(before, Evidence):
+            said = disagreement(item, before) or item.disputed
+            found[item.name] = msgspec.structs.replace(item, disputed=said)
+        elif isinstance(item, Evidence) or before is None:
             found[item.name] = item
     return Readings(tuple(found.values()))

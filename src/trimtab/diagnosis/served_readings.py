@@ -7,7 +7,7 @@ the load of each. The order of windows, ranks and families changes nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,11 @@ from trimtab.core.evidence import Evidence, Reading, Readings, Unknown
 from trimtab.core.served import Gauge, Note, ServerWindow
 from trimtab.diagnosis.served_names import ServedName, of_source
 from trimtab.diagnosis.served_readings_load import load_readings
-from trimtab.diagnosis.served_readings_notes import contradictions, throughput_conflict
+from trimtab.diagnosis.served_readings_notes import (
+    contradictions,
+    disputed_names,
+    throughput_conflict,
+)
 from trimtab.diagnosis.served_readings_pool import Pool, pool_of
 from trimtab.diagnosis.served_readings_shares import share_readings
 from trimtab.diagnosis.served_readings_times import times_readings
@@ -66,8 +70,18 @@ def _read(pool: Pool) -> tuple[Reading, ...]:
         *share_readings(pool),
     ]
     items.append(_implied(pool, Readings(tuple(items))))
-    conflict = throughput_conflict(pool, Readings(tuple(items)))
-    return tuple(_warned(_finite(item), conflict) for item in items)
+    whole = Readings(tuple(items))
+    conflict = throughput_conflict(pool, whole)
+    disputed = disputed_names(pool, whole)
+    return tuple(_disputed(_warned(_finite(item), conflict), disputed) for item in items)
+
+
+def _disputed(item: Reading, disputed: Mapping[str, str]) -> Reading:
+    """Mark a figure that is trusted although another source of it says otherwise."""
+    said = disputed.get(item.name, "")
+    if not said or isinstance(item, Unknown):
+        return item
+    return msgspec.structs.replace(item, disputed=said)
 
 
 def _finite(item: Reading) -> Reading:

@@ -6,6 +6,7 @@ are trusted before front ends, for a front end sees only what passes through it.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from trimtab.core.evidence import Readings
 from trimtab.core.served import Counter, Distribution, Gauge, Note
@@ -45,34 +46,59 @@ def contradictions(pool: Pool, readings: Readings) -> tuple[Note, ...]:
     return tuple(found)
 
 
+_TRUSTED: Final = {
+    Gauge.PREFIX_HIT_SHARE.value: ServedName.PREFIX_HIT_SHARE,
+    Counter.REQUESTS_FINISHED.value: ServedName.REQUESTS_FINISHED_PER_S,
+    Counter.OUTPUT_TOKENS.value: ServedName.OUTPUT_TOKENS_PER_S,
+}
+"""The reading that is kept where a figure has two sources, by the metric that a note is about."""
+
+
+def disputed_names(pool: Pool, readings: Readings) -> dict[str, str]:
+    """Return what another source says, by the name of the reading that is trusted in spite of it."""
+    notes = (*_hit_shares(pool, readings), *_front_ends(pool))
+    found = {
+        _TRUSTED[note.metric].value: note.text
+        for note in notes
+        if note.kind == "conflict" and note.metric in _TRUSTED
+    }
+    if text := _gauge_and_counters(pool, readings):
+        found[ServedName.OUTPUT_TOKENS_PER_S.value] = text
+    return found
+
+
 def throughput_conflict(pool: Pool, readings: Readings) -> str:
     """Return in words what contradicts the throughput gauge, "" if nothing does.
 
     A rate over a server's life holds its idle hours and contradicts no gauge.
     """
+    name, words = (
+        ServedName.OUTPUT_IMPLIED_TOKENS_PER_S,
+        "running requests over time per token give",
+    )
+    return _gauge_and_counters(pool, readings) or _against_gauge(
+        readings, name, IMPLIED_FACTOR_MAX, words
+    )
+
+
+def _gauge_and_counters(pool: Pool, readings: Readings) -> str:
+    """Return in words how the throughput gauge and the counters of the window differ, "" if they do not."""
     counted = pool.origin(Counter.OUTPUT_TOKENS)
-    of_window = counted is not None and not counted.lifetime
-    gauge = readings.value(ServedName.OUTPUT_GAUGE_TOKENS_PER_S)
-    if gauge is None:
+    if counted is None or counted.lifetime:
         return ""
-    for name, factor, words in (
-        (ServedName.OUTPUT_TOKENS_PER_S, RATE_FACTOR_MAX, "the counters' rate is"),
-        (
-            ServedName.OUTPUT_IMPLIED_TOKENS_PER_S,
-            IMPLIED_FACTOR_MAX,
-            "running requests over time per token give",
-        ),
-    ):
-        told = readings.value(name)
-        if name is ServedName.OUTPUT_TOKENS_PER_S and not of_window:
-            continue
-        # Near zero a ratio says nothing: one request more or less is the difference.
-        if told is not None and max(gauge, told) > 1.0 and not _near(gauge, told, factor):
-            return (
-                f"the throughput gauge says {gauge:.4g} tokens/s, {words} {told:.4g}: "
-                "the gauge is not trusted"
-            )
-    return ""
+    name = ServedName.OUTPUT_TOKENS_PER_S
+    return _against_gauge(readings, name, RATE_FACTOR_MAX, "the counters' rate is")
+
+
+def _against_gauge(readings: Readings, name: ServedName, factor: float, words: str) -> str:
+    gauge, told = readings.value(ServedName.OUTPUT_GAUGE_TOKENS_PER_S), readings.value(name)
+    # Near zero a ratio says nothing: one request more or less is the difference.
+    if gauge is None or told is None or max(gauge, told) <= 1.0 or _near(gauge, told, factor):
+        return ""
+    return (
+        f"the throughput gauge says {gauge:.4g} tokens/s, {words} {told:.4g}: "
+        "the gauge is not trusted"
+    )
 
 
 def _near(one: float, other: float, factor: float) -> bool:

@@ -7,9 +7,10 @@ from trimtab.core.evidence import Evidence, Readings
 from trimtab.core.findings import Finding
 from trimtab.core.types import Phase, Resource
 from trimtab.diagnosis.binding import KV_FULL_SHARE, KV_TIGHT_SHARE
-from trimtab.diagnosis.corroboration import Checked
+from trimtab.diagnosis.corroboration import Checked, weighed
 from trimtab.diagnosis.served_facts import ServedFacts
 from trimtab.diagnosis.served_names import ServedName
+from trimtab.diagnosis.served_rules_cache import DIFFERS_SHARE as HITS_DIFFER_SHARE
 from trimtab.diagnosis.served_rules_costs import Costs
 from trimtab.diagnosis.served_rules_phases import (
     kv_used,
@@ -47,16 +48,13 @@ def corroborate_served(
         case Phase.PREFILL:
             checks += [_prefill_work(readings, costs), _prefill_speed(readings, costs)]
             checks += [_lengths(readings), _reuse(resource, readings, facts)]
+            checks.append(_proxy(readings, facts))
         case Phase.DECODE:
             checks += [_decode_work(readings, costs), _decode_speed(readings, costs)]
             checks += [_not_queued(readings)]
         case Phase.TRANSFER:
             checks += [_failures(readings)]
-    told = [check for check in checks if check is not None]
-    return (
-        tuple(finding for speaks_for, finding in told if speaks_for),
-        tuple(finding for speaks_for, finding in told if not speaks_for),
-    )
+    return weighed(checks, readings)
 
 
 def _found(speaks_for: bool, text: str, readings: Readings, *names: str) -> Checked:
@@ -216,6 +214,15 @@ def _reuse(resource: Resource, readings: Readings, facts: ServedFacts) -> Checke
         return None
     text = f"{hits:.0%} of the prompt tokens come from the cache"
     return _found(hits < 0.3, text, readings, ServedName.PREFIX_HIT_SHARE)
+
+
+def _proxy(readings: Readings, facts: ServedFacts) -> Checked:
+    """Hold the hits that a proxy counts against the engine's, on which the prefill's work rests."""
+    hits, proxy = readings.value(ServedName.PREFIX_HIT_SHARE), facts.cache.proxy_hit_share
+    if hits is None or proxy is None or abs(proxy - hits) <= HITS_DIFFER_SHARE:
+        return None
+    text = f"two sources of the hits disagree: {hits:.0%} by the engine, {proxy:.0%} by a proxy"
+    return _found(False, text, readings, ServedName.PREFIX_HIT_SHARE)
 
 
 def _decode_work(readings: Readings, costs: Costs) -> Checked:

@@ -188,6 +188,7 @@ _SAME: Final = {
     "minimax-m2.1": "minimax-m2.5",
     "minimax-m2.7": "minimax-m2.5",
     "glm-5.1": "glm-5",
+    "tinyllama-1.1b-v1.0": "tinyllama-1.1b",
 }
 
 # Longest contexts of names whose configuration above leaves them out; the longest beginning that fits counts.

@@ -1,7 +1,8 @@
 """`trimtab plan`: which parallel layout of a model on which accelerators, before anything is started."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Final, ParamSpec
@@ -29,7 +30,7 @@ from trimtab.interfaces.plan_measure import show as show_measured
 from trimtab.interfaces.plan_measured import read_rows
 from trimtab.interfaces.plan_validation import print_validation
 from trimtab.interfaces.plan_view import print_answer
-from trimtab.interfaces.plan_write import write_launch
+from trimtab.interfaces.plan_write import Writing, check_words, write_launch, writing_of
 from trimtab.planning.corrected import CorrectedEstimator
 from trimtab.planning.layouts import Sizes
 from trimtab.planning.measured import Group, MeasuredLayout
@@ -51,6 +52,23 @@ class Unplannable(click.ClickException):
     """An error in one line, with the code that tells it from a plan that meets nothing."""
 
     exit_code = ERROR
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage in cycles, as a plan leaves next to none and looking takes a fifteenth of a first one.
+
+    Nor is what it made looked through afterwards: it lasts as long as the process, or is let go without being looked
+    for.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was:
+            gc.enable()
 
 
 def _exits(command: Callable[P, int]) -> Callable[P, None]:
@@ -182,7 +200,10 @@ def plan(
     words = msgspec.convert(options | {"sizes": sizes}, Words, strict=False)
     if urls and not measure:
         raise click.UsageError("--url is for --measure")
+    if write is not None:
+        check_words(words)
     asking = _Asking(words)
+    writing = None if write is None else writing_of(words, asking.ask)
     answer = asking.answer()
     corrected = _measured(asking, answer, urls) if measure else None
     if corrected is not None:
@@ -195,8 +216,8 @@ def plan(
         print_answer(answer, Console())
         if corrected is not None:
             show_measured(corrected, Console())
-    if write is not None:
-        asking.write(write, answer)
+    if write is not None and writing is not None:
+        _write(write, answer, writing)
     return answer.exit_code
 
 
@@ -222,6 +243,15 @@ def _measured(asking: "_Asking", answer: PlanAnswer, urls: tuple[str, ...]) -> C
         console=Console(stderr=True),
     )
     return Corrected(before=answer, measured=told, after=asking.answer(rows))
+
+
+def _write(folder: Path, answer: PlanAnswer, writing: Writing) -> None:
+    """Write what starts the chosen layout and say where; nothing where no layout was chosen."""
+    if answer.chosen is None:
+        click.echo(f"nothing was written to {folder}: no layout meets the targets", err=True)
+        return
+    files = write_launch(folder, answer, writing)
+    click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)
 
 
 def _validate(path: Path, seed: int, *, as_json: bool) -> int:
@@ -261,7 +291,8 @@ class _Asking:
         with (
             console.status("asking for the times of layouts")
             if console.is_terminal
-            else nullcontext()
+            else nullcontext(),
+            _uncollected(),
         ):
             corrected = CorrectedEstimator(
                 self._estimator, self.group.system, self.words.engine, (*self._rows, *rows)
@@ -275,19 +306,3 @@ class _Asking:
             trace=self._trace,
             local=is_local(self.words.hardware),
         )
-
-    def write(self, folder: Path, answer: PlanAnswer) -> None:
-        """Write what starts the chosen layout and say where; nothing where no layout was chosen."""
-        if answer.chosen is None:
-            click.echo(f"nothing was written to {folder}: no layout meets the targets", err=True)
-            return
-        files = write_launch(
-            folder,
-            answer,
-            self.ask.model,
-            text=self.words.model,
-            engine=self.words.engine,
-            precision=self.words.precision,
-            kv_precision=self.words.kv_precision,
-        )
-        click.echo(f"wrote {', '.join(str(path) for path in files)}", err=True)

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from trimtab.core.layout import Layout, PlanInputError
 from trimtab.core.served import ModelShape
 from trimtab.engines.vllm import VllmLaunch, bind_threads
 from trimtab.interfaces.plan_answer import PlanAnswer
+from trimtab.interfaces.plan_checkpoint import folder_of
 from trimtab.interfaces.plan_measured import layout_of
 from trimtab.interfaces.plan_words import measurement_words
 from trimtab.planning.efficiency import Run
@@ -183,8 +183,6 @@ def _subject(
     cpus = usable_cpus()
     if devices > len(cpus):
         return f"{layout.label} needs {devices} CPUs and this machine has {len(cpus)}"
-    path = Path(model_text)
-    folder = path.parent if path.name == "config.json" else path
     context = answer.demand.context_tokens or load.input_tokens + load.output_tokens
     tokens = (load.input_tokens + load.output_tokens) * load.concurrency
     each_token = next(
@@ -199,7 +197,7 @@ def _subject(
         layout=layout,
         accelerators=devices,
         launch=VllmLaunch(
-            model=str(folder),
+            model=str(folder_of(model_text)),
             served_name="measured",
             port=0,
             context_tokens=max(512, KV_HEADROOM * context),

@@ -38,8 +38,7 @@ diagnosis = "say here which diagnosis found decode bound by memory bandwidth (tr
 [[moves]]
 budget = "memory"
 spends = false
-delta_share = {saved:.3f}
-because = "the file has {bits:.1f} bits a weight"
+because = {saved}
 
 [[moves]]
 budget = "quality"
@@ -88,21 +87,27 @@ def lever_record(found: Quantized) -> str | None:
     if found.artifact is None or tpot is None or tpot.interval is None or tpot.ratio is None:
         return None
     refused = ", ".join(found.choice.refused_for)
-    largest = max(one.file_bytes for one in found.results)
+    kinds = _kinds(chosen, found)
     return RECORD.format(
         because=toml_comment(chosen.because),
         started=_started(found, chosen),
         name=re.sub(r"[^a-z0-9_.-]+", "-", chosen.rung.name.lower()).strip("-"),
-        condition=toml_text(f"all traffic but {refused}" if refused else "all traffic"),
-        slice=_slice(chosen) if refused else "",
+        condition=toml_text(
+            f"requests labelled {', '.join(kinds)}; {refused} must stay with the original"
+            if refused
+            else "all traffic"
+        ),
+        slice=f"slice = {toml_text([f'label={kind}' for kind in kinds])}\n" if refused else "",
         absent=NO_EQUALITY.format(),
         gates=SCORED.format(margin=found.plan.eval_margin) if found.items else "",
         revision=_revision(chosen, found.artifact),
         gate=toml_text(
-            f"paired log loss within {found.plan.margin_nats:g} nats a token ({', '.join(chosen.kinds)})"
+            f"paired log loss within {found.plan.margin_nats:g} nats a token ({', '.join(kinds)})"
         ),
-        saved=chosen.file_bytes / largest - 1.0,
-        bits=chosen.bits_per_weight,
+        saved=toml_text(
+            f"weights of {chosen.bits_per_weight:.1f} bits: a file of {chosen.file_bytes / 1e6:,.0f} MB instead of "
+            f"{found.results[0].file_bytes / 1e6:,.0f} MB"
+        ),
         harm=toml_text("; ".join(harm_words(chosen, kind) for kind in chosen.kinds)),
         ratio=tpot.ratio,
         low=tpot.interval.low,
@@ -146,9 +151,11 @@ def _score_lines(item: EvalOutcome, answer: EvalAnswer) -> Iterator[dict[str, ob
         yield line
 
 
-def _slice(chosen: RungResult) -> str:
-    passed = [kind for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
-    return f"slice = {toml_text([f'label={kind}' for kind in passed])}\n"
+def _kinds(chosen: RungResult, found: Quantized) -> list[str]:
+    """Return the kinds of text that speak for the rung: those that passed, where it is refused for others."""
+    if not found.choice.refused_for:
+        return list(chosen.kinds)
+    return [kind for kind, verdict in chosen.kinds.items() if verdict is Verdict.PASS]
 
 
 def start_command(found: Quantized) -> str:

@@ -58,7 +58,14 @@ because = {measured}
 
 def lever_record(found: Speculated) -> str | None:
     """Return the TOML text; None where drafting does not pay."""
-    paying = [one for one in found.cuts if one.label in found.gaining and one.pays is Pays.GAINS]
+    # Answers bound to a schema tell nothing of free text, and are left out of the slice where validity may fall.
+    paying = [
+        one
+        for one in found.cuts
+        if one.label in found.gaining
+        and one.pays is Pays.GAINS
+        and (one.constraint == Constraint.FREE.value or found.schema_combinable)
+    ]
     if not found.pays or not paying:
         return None
     ratios = [one.tpot_ms for one in paying if one.temperature == 0.0]

@@ -174,10 +174,16 @@ def summary_words(found: Speculated) -> tuple[str, ...]:
     inside, points = found.within
     depths = ", ".join(f"{one.depth or 'none'} at {one.batch}" for one in found.plan.choices)
     rows = ", ".join(f"[{low}, {high}, {depth}]" for low, high, depth in depth_ranges(found.plan))
+    bound = [one for one in found.cuts if one.valid_off is not None]
+    counts = (
+        f"{sum(one.valid_on or 0 for one in bound)} of {sum(one.requests for one in bound)} valid with drafts, "
+        f"{sum(one.valid_off or 0 for one in bound)} without"
+    )
+    unknown = f"{counts}, which tells nothing" if bound else "not measured"
     schema = {
-        None: "answers bound to a schema: not measured, so left out",
-        True: "answers bound to a schema: as valid with drafts as without",
-        False: "answers bound to a schema: fewer are valid with drafts, so left out",
+        None: f"answers bound to a schema: {unknown}, so left out",
+        True: f"answers bound to a schema: as valid with drafts as without ({counts})",
+        False: f"answers bound to a schema: fewer are valid with drafts ({counts}), so left out",
     }[found.schema_combinable]
     return (
         speculation_words(found.speculation),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from trimtab.core.budgets import Budgets, is_admissible
 from trimtab.core.lever import Assessment
+from trimtab.levers.shape import SETTLED
 
 WORTHWHILE_GAIN = 0.02
 """The least predicted part of request time for which a lever is moved at all."""
@@ -16,6 +17,9 @@ def in_order(assessments: Sequence[Assessment]) -> tuple[Assessment, ...]:
 
 def why_not(assessment: Assessment, budgets: Budgets) -> str:
     """Return why a lever is out of the choice, or an empty text if it is in."""
+    if assessment.because in SETTLED:
+        # One that relieved what it was moved for has no premise left, and that is not why it is out.
+        return assessment.because
     if not assessment.premise_holds:
         said = assessment.because if assessment.available else assessment.premise
         return f"its premise does not hold: {said}"

@@ -106,21 +106,22 @@ class SplitRoles:
         narrower = _why_not_narrower(situation)
         status = status_of(self.name, situation) or _not_here(situation, narrower)
         ceiling = situation.diagnosis.ceiling(Technique.DISAGGREGATION)
+        premise = (
+            f"prefills stall decode for {'unknown' if stalled is None else f'{stalled:.1%}'} of request time "
+            f"(needs {STALLED_MIN_SHARE:.0%}); replicas are busy {quote(situation, Name.BUSY_SHARE)} "
+            f"(needs {BUSY_MIN_SHARE:.0%}); uncached tokens in prompts that may travel: "
+            f"{quote(situation, Name.LONG_UNCACHED_SHARE)} (needs {LONG_MIN_SHARE:.0%})"
+        )
         return Assessment(
             lever=self.name,
             technique=Technique.DISAGGREGATION,
-            premise=(
-                f"prefills stall decode for {'unknown' if stalled is None else f'{stalled:.1%}'} of request time "
-                f"(needs {STALLED_MIN_SHARE:.0%}); replicas are busy {quote(situation, Name.BUSY_SHARE)} "
-                f"(needs {BUSY_MIN_SHARE:.0%}); uncached tokens in prompts that may travel: "
-                f"{quote(situation, Name.LONG_UNCACHED_SHARE)} (needs {LONG_MIN_SHARE:.0%})"
-            ),
+            premise=premise,
             premise_holds=holds,
             gain_share=_gain(stalled, long),
             moves=_moves(situation),
             narrowness=_NARROWNESS,
             available=not status,
-            because=status or _because(ceiling, narrower),
+            because=status or (_because(ceiling, narrower) if holds else premise),
         )
 
     def propose(self, situation: Situation, assessment: Assessment, because: str) -> LeverRecord:
@@ -177,11 +178,7 @@ class SplitRoles:
 
 def _why_not_narrower(situation: Situation) -> str:
     """Return why the smaller chunk is out of the choice here, empty while it may still be chosen."""
-    said = SmallerPrefillChunk().assess(situation)
-    status = status_of(said.lever, situation)
-    if not status and not said.premise_holds:
-        return f"its premise does not hold: {said.premise}"
-    return status or why_not(said, situation.diagnosis.budgets)
+    return why_not(SmallerPrefillChunk().assess(situation), situation.diagnosis.budgets)
 
 
 def _not_here(situation: Situation, narrower: str) -> str:

@@ -79,25 +79,24 @@ class SmallerPrefillChunk:
         ceiling = situation.diagnosis.ceiling(Technique.PREFILL_CHUNKING)
         gain = None if ceiling is None else ceiling.gain_share
         status = status_of(self.name, situation) or _not_here(situation, chunk)
-        because = f"chunks of {chunk} instead of {situation.revision.chunk_tokens} tokens"
+        gains = f"chunks of {chunk} instead of {situation.revision.chunk_tokens} tokens"
         if ceiling is not None:
-            because += (
-                f"; ceiling {'unknown' if gain is None else f'{gain:.1%}'}: {ceiling.because}"
-            )
+            gains += f"; ceiling {'unknown' if gain is None else f'{gain:.1%}'}: {ceiling.because}"
+        premise = (
+            "longest chunk gap in ms beside a prefill: "
+            f"{quote(situation, Name.CHUNK_GAP_MS_BESIDE_PREFILL, '.0f')}, "
+            f"without one: {quote(situation, Name.CHUNK_GAP_MS_ALONE, '.0f')} (needs {GAP_RATIO_MIN:.0f} times)"
+        )
         return Assessment(
             lever=self.name,
             technique=Technique.PREFILL_CHUNKING,
-            premise=(
-                "longest chunk gap in ms beside a prefill: "
-                f"{quote(situation, Name.CHUNK_GAP_MS_BESIDE_PREFILL, '.0f')}, "
-                f"without one: {quote(situation, Name.CHUNK_GAP_MS_ALONE, '.0f')} (needs {GAP_RATIO_MIN:.0f} times)"
-            ),
+            premise=premise,
             premise_holds=holds,
             gain_share=gain,
             moves=_moves(situation, chunk),
             narrowness=_NARROWNESS,
             available=not status,
-            because=status or because,
+            because=status or (gains if holds else premise),
         )
 
     def propose(self, situation: Situation, assessment: Assessment, because: str) -> LeverRecord:

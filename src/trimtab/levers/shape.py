@@ -1,5 +1,7 @@
 """What all levers share: how they quote readings, what they promise of outputs, how one that is not moved answers."""
 
+from typing import Final
+
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.evidence import Evidence
 from trimtab.core.lever import (
@@ -40,12 +42,18 @@ def clamp_ratio(ratio: float) -> float:
     return max(RATIO_MIN, ratio)
 
 
+ADOPTED: Final = "already adopted"
+REFUSED: Final = "already tried and not adopted"
+SETTLED: Final = (ADOPTED, REFUSED)
+"""Why a lever is not open any more, whatever its premise says now."""
+
+
 def status_of(name: str, situation: Situation) -> str:
     """Return why a lever is not open any more (adopted or refused), or an empty text."""
     if name in situation.adopted:
-        return "already adopted"
+        return ADOPTED
     if name in situation.refused:
-        return "already tried and not adopted"
+        return REFUSED
     return ""
 
 

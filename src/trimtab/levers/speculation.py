@@ -5,6 +5,7 @@ of a step and the batch is below the break-even measured on *aggregate* tokens p
 look better where throughput is already lost. It stays off where drafting costs more than the steps it saves.
 """
 
+from trimtab.core.break_even import ROUNDS_MIN, BreakEven
 from trimtab.core.budgets import BudgetMove
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.cuts import Cut, Dimension
@@ -62,6 +63,7 @@ class NgramSpeculation:
         table = situation.speculation
         refusal = _refusal(situation, table)
         status = status_of(self.name, situation) or _not_here(situation)
+        status = status or ("" if refusal else _too_little(situation, table))
         return Assessment(
             lever=self.name,
             technique=Technique.SPECULATION,
@@ -150,23 +152,42 @@ def _refusal(situation: Situation, table: SpeculationTable | None) -> str:
     """Return why the premise does not hold, or an empty text."""
     if table is None:
         return "speculation was not measured on this engine: no table of throughput by batch"
-    if table.break_even_batch() == 0.0:
-        return "drafting costs more than the steps it saves, at every batch measured"
+    if not table.ratios():
+        return "no batch was measured with and without drafts"
+    even = table.break_even()
+    if even.off_at == 0.0:
+        return _nothing_shown(table, even)
     batch = step_batch(situation.readings)
     if batch is None:
         return "the decode batch is unknown, so nothing says on which side of the break-even it is"
-    if batch > off_batch(table):
-        return f"the batch is {batch:.1f}, over the break-even of {off_batch(table):.1f}"
-    speedup = speedup_at(table, batch)
-    if speedup is None or speedup < SPEEDUP_MIN:
-        shown = "unknown" if speedup is None else f"{speedup:.2f}x"
+    if batch > even.off_at:
         return (
-            f"speed at batch {batch:.1f} is {shown}: at least {SPEEDUP_MIN:.2f}x is worth a restart"
+            f"the batch is {batch:.1f}, over {even.off_at:.1f}, up to where a gain is shown; "
+            f"break-even: {even.told}"
         )
     judged = promises(situation.readings, table)
     if judged and not any(each.promising for each in judged):
         return "no label promises a gain: " + _judged_in_words(judged)
     return ""
+
+
+def _too_little(situation: Situation, table: SpeculationTable | None) -> str:
+    """Return that a gain is shown and too small to restart a replica for it, or an empty text."""
+    batch = step_batch(situation.readings)
+    speedup = None if table is None or batch is None else speedup_at(table, batch)
+    if batch is None or speedup is None or speedup >= SPEEDUP_MIN:
+        return ""
+    return f"speed at batch {batch:.1f} is {speedup:.2f}x: at least {SPEEDUP_MIN:.2f}x is worth a restart"
+
+
+def _nothing_shown(table: SpeculationTable, even: BreakEven) -> str:
+    """Say why drafts are off at every batch: too few rounds, a loss beyond noise, or a gain within it."""
+    smallest = table.gains()[0]
+    if smallest.high is None:
+        return f"the measurement cannot tell whether drafts gain: {smallest.told}, which needs {ROUNDS_MIN}"
+    if smallest.high <= 1.0:
+        return f"drafting costs more than the steps it saves at the smallest batch: {smallest.told}"
+    return f"no gain beyond noise is shown at the smallest batch: {smallest.told}; break-even: {even.told}"
 
 
 def _judged_in_words(judged: tuple[LabelPromise, ...]) -> str:
@@ -176,9 +197,8 @@ def _judged_in_words(judged: tuple[LabelPromise, ...]) -> str:
 def _premise(situation: Situation, table: SpeculationTable | None) -> str:
     if table is None:
         return "decode is bound by memory bandwidth and the batch is below a measured break-even: not measured"
-    ratios = ", ".join(f"{ratio:.2f}x at {batch}" for batch, ratio in table.ratios())
-    break_even = table.break_even_batch()
-    shown = "above every batch measured" if break_even is None else f"{break_even:.1f}"
+    ratios = ", ".join(one.told for one in table.gains())
+    shown = table.break_even().told if table.ratios() else "unknown"
     batch = step_batch(situation.readings)
     seen = "unknown" if batch is None else f"{batch:.1f}"
     decode = situation.diagnosis.phase(Phase.DECODE)

@@ -26,8 +26,13 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.cost import first_loss
-from trimtab.policies.speculation_model import BreakEven, MeasuredRatio, break_even
+from trimtab.core.break_even import (
+    BreakEven,
+    MeasuredRatio,
+    break_even,
+    first_loss,
+    measured_ratio,
+)
 from trimtab.quality.ladder import Ratio, ratio_of
 
 CHOICE_LOSS_MAX: Final = 0.05
@@ -99,11 +104,8 @@ def gains_of(points: Sequence[PointFigures], batch: int) -> dict[int, MeasuredRa
 
 
 def _gain(predicted: float, point: PointFigures) -> MeasuredRatio:
-    low, high = bound(point.tokens_per_s, low=True), bound(point.tokens_per_s, low=False)
-    if low is None or high is None:
-        return MeasuredRatio(batch=point.batch, ratio=predicted)
-    ratio = min(max(predicted, low), high)
-    return MeasuredRatio(batch=point.batch, ratio=ratio, low=low, high=high)
+    interval = None if point.tokens_per_s is None else point.tokens_per_s.interval
+    return measured_ratio(point.batch, predicted, interval)
 
 
 def best_drafting(points: Sequence[PointFigures], batch: int) -> int:
@@ -112,10 +114,10 @@ def best_drafting(points: Sequence[PointFigures], batch: int) -> int:
     Where no gain is shown, the shallowest that no other is shown to beat.
     """
     depths = [one for one in points if one.batch == batch and one.depth]
-    return _unbeaten([one for one in depths if _is_shown(one)] or depths)[0].depth
+    return _unbeaten([one for one in depths if is_shown(one)] or depths)[0].depth
 
 
-def _is_shown(point: PointFigures) -> bool:
+def is_shown(point: PointFigures) -> bool:
     """Say whether a depth gives more than no drafts beyond noise."""
     low = bound(point.tokens_per_s, low=True)
     return low is not None and low > 1.0
@@ -158,7 +160,7 @@ def plan_depths(points: Sequence[PointFigures], alone: int) -> DepthPlan:
     choices = tuple(
         _choice(
             [one for one in points if one.batch == batch],
-            best_drafting(points, batch) if even.low is None or batch < even.low else 0,
+            best_drafting(points, batch) if _drafts_at(even, batch) else 0,
         )
         for batch in batches
     )
@@ -168,6 +170,11 @@ def plan_depths(points: Sequence[PointFigures], alone: int) -> DepthPlan:
         alone=break_even([gains[batch][alone] for batch in batches]),
         shown_to=_shown_to(choices, gains),
     )
+
+
+def _drafts_at(even: BreakEven, batch: int) -> bool:
+    """Say whether a gain is shown at a measured batch and at every smaller one."""
+    return batch <= even.measured_to and (even.low is None or batch < even.low)
 
 
 def _largest(gains: Mapping[int, MeasuredRatio]) -> MeasuredRatio:
@@ -213,7 +220,7 @@ def _choice(here: Sequence[PointFigures], depth: int) -> DepthChoice:
     chosen = next(one for one in here if one.depth == depth)
     best = min(here, key=lambda one: (one.measured_tpot_ms, one.depth))
     loss = 1.0 - best.measured_tpot_ms / chosen.measured_tpot_ms
-    equals = _unbeaten([one for one in here if one.depth and _is_shown(one)])
+    equals = _unbeaten([one for one in here if one.depth and is_shown(one)])
     return DepthChoice(
         batch=chosen.batch,
         depth=depth,

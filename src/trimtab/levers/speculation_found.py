@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.revision import Speculation
 from trimtab.core.types import Constraint
@@ -24,7 +25,7 @@ from trimtab.levers.speculation_depths import (
     best_drafting,
 )
 from trimtab.policies.ngram_drafts import DraftCounts
-from trimtab.policies.speculation_model import BreakEven, StepTimes
+from trimtab.policies.speculation_model import StepTimes
 from trimtab.quality.ladder import Ratio
 
 NO_LABEL: Final = ""
@@ -137,9 +138,9 @@ def gaining_labels(cuts: Sequence[CutFigures]) -> tuple[tuple[str, ...], bool]:
 
 
 def schema_combinable(cuts: Sequence[CutFigures]) -> bool | None:
-    """Say whether answers bound to a schema stayed valid; None where none were measured."""
+    """Say whether answers bound to a schema stayed valid; None where none were that could have become invalid."""
     bound = [one for one in cuts if one.valid_off is not None]
-    if not bound:
+    if not any(one.valid_off for one in bound):
         return None
     return all(one.pays is not Pays.INVALID for one in bound)
 

@@ -5,6 +5,7 @@ All latencies are compared at matched batch, because the arms run on replicas of
 
 from msgspec.structs import replace
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.cuts import Cut, Dimension, temperature_bucket
 from trimtab.core.gate import GateSpec, Metric, Question, Statistic
@@ -19,7 +20,6 @@ from trimtab.diagnosis.calibration import speedup_at
 from trimtab.diagnosis.causes import step_batch
 from trimtab.levers.shape import clamp_ratio
 from trimtab.levers.speculation_cuts import COVERAGE_FLOOR, LabelPromise
-from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.defaults import (
     TAIL_PROVEN_MARGIN,
     TPOT_MARGIN,
@@ -44,11 +44,8 @@ CHUNK_GAP_ROOM = 1.5
 
 
 def off_batch(table: SpeculationTable) -> float:
-    """Return the batch above which speculation goes off: the break-even, or the largest batch measured."""
-    break_even = table.break_even_batch()
-    if break_even is None:
-        return float(table.ratios()[-1][0]) if table.ratios() else 0.0
-    return round(break_even, 1)
+    """Return the batch above which speculation goes off: up to there its gain is shown; 0 where nowhere."""
+    return table.break_even().off_at if table.ratios() else 0.0
 
 
 def on_batch(off_at: float) -> float:
@@ -167,17 +164,17 @@ def triggers_of(
     """Return the triggers: batch, net TPOT, acceptance and coverage; what drafts do, by temperature as well.
 
     So without a cut the signals of drafts are those of the temperature that does best (`rollout.signals`).
-    `fitted`: the break-even by whose lower end it goes off, where intervals tell more of it than the table.
+    `fitted`: the break-even by whose lower end it goes off, where predictions tell more of it than the table's rounds.
     """
-    off_at = off_batch(table) if fitted is None else fitted.off_at
+    even = table.break_even() if fitted is None else fitted
     return (
         TriggerSpec(
             name="batch-over-break-even",
             signal=TriggerSignal.BATCH,
-            off_at=off_at,
-            on_at=on_batch(off_at),
+            off_at=even.off_at,
+            on_at=on_batch(even.off_at),
             off_when_above=True,
-            because=_why_off(table, off_at, fitted),
+            because=_why_off(even),
         ),
         *_drafts(None),
         *(
@@ -189,14 +186,13 @@ def triggers_of(
     )
 
 
-def _why_off(table: SpeculationTable, off_at: float, fitted: BreakEven | None) -> str:
+def _why_off(even: BreakEven) -> str:
     """Say why it goes off above a batch: a break-even is never measured itself, but lies between batches that are."""
-    if fitted is not None and fitted.low is not None:
-        return f"above batch {off_at:.1f} no gain is shown; break-even: {fitted.told}"
-    if fitted is not None or table.break_even_batch() is None:
-        return f"nothing was measured above batch {off_at:g}"
-    loses = f"above batch {off_at:.1f} drafting loses aggregate throughput"
-    return f"{loses}, on straight lines between the measured batches"
+    if even.low is not None:
+        return f"above batch {even.off_at:.1f} no gain is shown; break-even: {even.told}"
+    if even.untold_from is not None:
+        return f"batch {even.untold_from} has too few paired rounds to tell whether it gains there"
+    return f"nothing was measured above batch {even.off_at:g}"
 
 
 def _drafts(cut: Cut | None) -> tuple[TriggerSpec, ...]:

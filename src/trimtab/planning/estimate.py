@@ -67,6 +67,7 @@ class Replica:
         self._pace = pace
         self._bounds = bounds
         self._extra = extra or Extra()
+        self._fullest: dict[Demand, Expected] = {}
 
     def expected(self, demand: Demand) -> Expected:
         """Return what to expect under the demand of one replica; without a load, that of one stream.
@@ -100,7 +101,7 @@ class Replica:
 
     def _open(self, demand: Demand, rate_per_s: float) -> Expected:
         cap = self._cap(demand)
-        most = self._closed(demand, cap)
+        most = self._full(demand, cap)
         most_per_s = most.output_tokens_per_s / demand.output_tokens
         used = rate_per_s / most_per_s
         if used >= _FULL:
@@ -130,6 +131,13 @@ class Replica:
             demand, load, tpot=tpot, ttft=first + queue, queue=queue + pause, rate_per_s=rate_per_s
         )
         return msgspec.structs.replace(said, batch=running, utilisation=used)
+
+    def _full(self, demand: Demand, cap: float) -> Expected:
+        """Return what to expect with as many streams as run at most, whatever the rate."""
+        alike = msgspec.structs.replace(demand, rate_per_s=None)
+        if alike not in self._fullest:
+            self._fullest[alike] = self._closed(demand, cap)
+        return self._fullest[alike]
 
     def _first_ms(self, running: float) -> float:
         return self._pace.first_ms + self._pace.client_ms * running
@@ -164,8 +172,8 @@ class Replica:
             + self._slower(demand.input_tokens - cached),
             steps=max(1.0, demand.output_tokens / tokens_per_step),
             tokens_per_step=tokens_per_step,
-            communication_ms=self._times.communication_ms(batch * width, context),
-            slower_ms=self._slower(batch * width),
+            step_tokens=batch * width,
+            context=context,
         )
 
     def _decode_ms(self, batch: float, context: int) -> float:
@@ -194,12 +202,9 @@ class Replica:
         queue: float,
         rate_per_s: float,
     ) -> Expected:
-        collectives = load.communication_ms
-        share = (
-            None
-            if collectives is None
-            else (collectives + load.slower_ms) / max(1e-9, load.step_ms)
-        )
+        collectives = self._times.communication_ms(load.step_tokens, load.context)
+        slower = self._slower(load.step_tokens)
+        share = None if collectives is None else (collectives + slower) / max(1e-9, load.step_ms)
         return Expected(
             layout=self._layout,
             batch=load.running,
@@ -216,7 +221,10 @@ class Replica:
 
 
 class _Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica with so many streams. `prompt_ms`: what one prompt adds to the steps of a rank's others."""
+    """A replica with so many streams. `prompt_ms`: what one prompt adds to the steps of a rank's others.
+
+    `step_tokens`: of a decode step of a rank and stage; `context`: in tokens, mean.
+    """
 
     running: float
     rank_streams: float
@@ -226,8 +234,8 @@ class _Load(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ms: float
     steps: float
     tokens_per_step: float
-    communication_ms: float | None
-    slower_ms: float
+    step_tokens: float
+    context: int
 
 
 def _tokens_per_step(demand: Demand) -> float:

@@ -272,17 +272,23 @@ def _corners_on(
     """
 
     @lru_cache(maxsize=_PLACES_MAX)
+    def ends(along: int, place: float) -> _Corners:
+        low, part = _between(axes[along], place)
+        return tuple((at, share) for at, share in ((low, 1.0 - part), (low + 1, part)) if share)
+
+    @lru_cache(maxsize=_PLACES_MAX)
     def corners_of(places: tuple[float, ...]) -> _Corners:
-        corners = [(0, 1.0)]
-        for axis, place in zip(axes, places, strict=True):
-            low, part = _between(axis, place)
-            corners = [
-                (index * len(axis) + at, weight * share)
-                for index, weight in corners
-                for at, share in ((low, 1.0 - part), (low + 1, part))
-                if share
-            ]
-        return tuple(corners)
+        corners = ends(0, places[0])
+        for along in range(1, len(axes)):
+            count, others = len(axes[along]), ends(along, places[along])
+            corners = tuple(
+                [
+                    (index * count + at, weight * share)
+                    for index, weight in corners
+                    for at, share in others
+                ]
+            )
+        return corners
 
     return corners_of
 

@@ -178,8 +178,10 @@ class LoadState:
         work.waiting += 1
         work.prefill_tokens += flight.prefill_tokens
         work.decode_tokens += flight.decode_tokens
-        self._typical_prefill += TYPICAL_SMOOTHING * (flight.prefill_tokens - self._typical_prefill)
-        self._typical_decode += TYPICAL_SMOOTHING * (flight.decode_tokens - self._typical_decode)
+        if flight.decode_tokens:  # A prompt that is sent ahead is no request of its own.
+            typical_prefill, typical_decode = self._typical_prefill, self._typical_decode
+            self._typical_prefill += TYPICAL_SMOOTHING * (flight.prefill_tokens - typical_prefill)
+            self._typical_decode += TYPICAL_SMOOTHING * (flight.decode_tokens - typical_decode)
         self._note(work)
         return Admission(batch=work.running + work.waiting, concurrency=len(self._flights))
 

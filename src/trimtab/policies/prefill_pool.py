@@ -31,6 +31,7 @@ from trimtab.policies.local_prefill import (
     scored,
 )
 from trimtab.policies.pair_breaker import PairBreakers, kind_of
+from trimtab.policies.prefill_refusals import PrefillRefusals
 from trimtab.policies.prefill_turns import PASS_RATIO, tokens_waited_for
 from trimtab.policies.recent_arrivals import Arrivals, RecentArrivals
 from trimtab.policies.router import Routed
@@ -64,22 +65,25 @@ class PrefillPool:
         """What a prefill replica costs, where one was measured because it runs other threads than those that decode."""
         self.corrections = Corrections()
         self.links = Links(told)
-        self._sends_whole = sends_whole
+        self.sends_whole = sends_whole
         self._passing = passing
         self.bar: Callable[[ReplicaView, int], PrefillReason | None] = lambda _source, _tokens: None
         """Why a prefill replica may hand over no prompt of so many tokens now, None if it may."""
         self.breakers = PairBreakers()
+        self.refusals = PrefillRefusals()
         self._moving: dict[str, int] = {}
         self.moving: Callable[[str], int] = lambda replica: self._moving.get(replica, 0)
         """How many hand-overs share a prefill replica's link now: those that `sent` and `ended` tell of."""
         self._computing: dict[str, dict[str, int]] = {}
-        self._came = RecentArrivals()
+        self._came, self._came_ahead = RecentArrivals(), RecentArrivals()
 
     def forget(self, replica: str) -> None:
         """Note that a replica left: what was learned of its links, and what came to it, goes with it."""
         self.links.forget(replica)
         self.breakers.forget(replica)
+        self.refusals.forget(replica)
         self._came.forget(replica)
+        self._came_ahead.forget(replica)
 
     def choose(
         self, routed: Routed, *, failed_before: bool = False, can_travel: bool = True
@@ -106,6 +110,7 @@ class PrefillPool:
         now_s, tokens = routed.query.now_s, routed.prompt_tokens
         coming = self._came.seen(decode.id, now_s)
         self._came.note(decode.id, request.request_id, now_s, tokens - side.held_tokens)
+        self._came_ahead.begin(now_s)
         if failed_before or not (
             self.rules.always or tokens - side.held_tokens > self.rules.chunk_tokens
         ):
@@ -123,24 +128,21 @@ class PrefillPool:
             )
             for one, queued in weighed
         ]
-        decision = decide(request, side, pool, self.rules, self.corrections)
-        if decision.place is PrefillPlace.REMOTE:
-            self._came.note(decision.replica, request.request_id, now_s, tokens)
-        return decision
+        return decide(request, side, pool, self.rules, self.corrections)
 
     def _coming(self, replica: str, now_s: float, tokens: int) -> Arrivals:
         """Prompts that would wait for one of so many tokens on a prefill replica."""
         passing = tokens / PASS_RATIO if self._passing else 0.0
-        return self._came.seen(replica, now_s, above_tokens=passing)
+        return self._came_ahead.seen(replica, now_s, above_tokens=passing)
 
-    def _cost_there(self) -> CostModel | None:
-        """What a prefill replica costs: measured there, or as those that decode, with its own chunk."""
+    def cost_ahead(self, cost: CostModel) -> CostModel:
+        """Return what a prefill replica costs where those that decode cost `cost`: measured, else by its own chunk."""
         if self.cost_there is not None:
             return self.cost_there
         rules = self.rules
-        if self.cost is None or not rules.prefill_chunk_tokens:
-            return self.cost
-        return self.cost.at_chunk(rules.stall_chunk, rules.prefill_chunk_tokens)
+        if not rules.prefill_chunk_tokens:
+            return cost
+        return cost.at_chunk(rules.stall_chunk, rules.prefill_chunk_tokens)
 
     def _side(
         self,
@@ -161,13 +163,13 @@ class PrefillPool:
             replica=replica,
             held_tokens=held,
             queued_tokens=queued,
-            cost=self._cost_there(),
+            cost=None if self.cost is None else self.cost_ahead(self.cost),
             setup_ms=None if rate is None else rate.setup_ms,
             transfer_ms_per_token=None if rate is None else rate.ms_per_token,
             transfers=self.moving(replica),
             pairs=known is not None and bool(known.kv_key) and known.kv_key == decode.kv_key,
             barred=None if known is None else self._barred(known, decode.id, prompt_tokens, now_s),
-            sends_whole=self._sends_whole,
+            sends_whole=self.sends_whole,
             nearness=like.near,
         )
 
@@ -175,11 +177,14 @@ class PrefillPool:
         self, source: ReplicaView, target: str, prompt_tokens: int, now_s: float
     ) -> PrefillReason | None:
         reason = self.bar(source, prompt_tokens)
-        # Where every prompt is told to travel, to be compared with, a failing pair is part of the comparison.
-        if reason is None and self.rules.always is None:
-            left_out = self.breakers.is_left_out(source.id, target, now_s)
-            reason = PrefillReason.PAIR_FAILS if left_out else None
-        return reason
+        # Where every prompt is told to travel, to be compared with, what fails is part of the comparison.
+        if reason is not None or self.rules.always is not None:
+            return reason
+        computing = source.id in self._computing
+        if self.refusals.is_left_out(source.id, now_s, computing=computing):
+            return PrefillReason.PREFILL_REFUSES
+        left_out = self.breakers.is_left_out(source.id, target, now_s)
+        return PrefillReason.PAIR_FAILS if left_out else None
 
     def computing(self, replica: str, request_id: str, tokens: int) -> None:
         """Note that a prompt waits for its turn on a prefill replica, with so many tokens to compute there.
@@ -204,9 +209,12 @@ class PrefillPool:
         """Note that KV is on the link no more, however that went."""
         self._moving[decision.replica] -= 1
 
-    def begun(self, decision: PrefillDecision, decode: str) -> None:
-        """Note that a hand-over begins; `judged` must follow once."""
-        self.breakers.begun(decision.replica, decode, decision.request_id)
+    def begun(self, decision: PrefillDecision, routed: Routed) -> None:
+        """Note that a hand-over to where a request was routed begins; `judged` must follow once."""
+        assert routed.replica is not None
+        query = routed.query
+        self._came_ahead.note(decision.replica, query.request_id, query.now_s, routed.prompt_tokens)
+        self.breakers.begun(decision.replica, routed.replica.id, decision.request_id)
 
     def judged(
         self,
@@ -218,7 +226,12 @@ class PrefillPool:
         cause: HandOverCause | None,
         has_parcel: bool,
     ) -> None:
-        """Note how a hand-over ended. `has_parcel`: its prompt was computed ahead."""
+        """Note how a hand-over ended. `has_parcel`: its prompt was computed ahead.
+
+        Of a replica that left meanwhile nothing is kept: nobody would ever drop it again.
+        """
+        if self.load.replica(decision.replica) is None or self.load.replica(decode) is None:
+            return
         self.breakers.ended(
             decision.replica,
             decode,
@@ -238,10 +251,15 @@ class PrefillPool:
         ms: float,
         size_bytes: float | None = None,
     ) -> None:
-        """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up."""
+        """Learn from a hand-over: `ms` for its bytes, as if it had been alone on its link, beside the set-up.
+
+        One that is told once either side has left teaches nothing, as in `judged`.
+        """
         seen = Passage(tokens=tokens, setup_ms=setup_ms, transfer_ms=ms, bytes=size_bytes)
         source, target = self.load.replica(decision.replica), self.load.replica(decode)
-        like = likeness(*(NO_LABELS if one is None else one.labels for one in (source, target)))
+        if source is None or target is None:
+            return
+        like = likeness(source.labels, target.labels)
         self.links.learn(decision.replica, decode, like, seen)
 
     def observed(self, decision: PrefillDecision, waited_ms: float) -> None:

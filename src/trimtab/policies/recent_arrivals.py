@@ -37,10 +37,14 @@ class RecentArrivals:
         self._came: dict[str, deque[tuple[float, int, str]]] = {}
         self._begun_s: float | None = None
 
-    def note(self, replica: str, request_id: str, now_s: float, tokens: int) -> None:
-        """Note an arrival; a request that is decided for again right after counts once."""
+    def begin(self, now_s: float) -> None:
+        """Count from now on, if that was not so before: that nothing came is known only of a time that was watched."""
         if self._begun_s is None:
             self._begun_s = now_s
+
+    def note(self, replica: str, request_id: str, now_s: float, tokens: int) -> None:
+        """Note an arrival; a request that is decided for again right after counts once."""
+        self.begin(now_s)
         came = self._came.get(replica)
         if came is None:
             came = self._came[replica] = deque(maxlen=KEPT_MAX)

@@ -9,8 +9,8 @@ Law, for `batch` streams that draft in a part `p` of their steps, `L` tokens a d
 between the measured points, the last one going on beyond them. Two lines are kept apart: steps of an engine that cannot
 draft, and steps of one that can and drafts nothing ("off inside the engine"), which pays for looking.
 
-Break-even: the batch from which on aggregate tokens per second with drafts are no more than without, at equal batch; of
-the interval of each ratio comes the interval of the break-even. `levers.speculation_depths` makes the ratios.
+From which batch on that is no more than without drafts, at equal batch, is in `core.break_even`;
+`levers.speculation_depths` makes the ratios for it.
 
 Failure modes: streams are taken to draft independently, so copies of one request in lock step are costlier than told;
 what a step costs grows with the context, so it holds for contexts like those it was measured with.
@@ -24,7 +24,6 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.cost import first_loss
 from trimtab.policies.ngram_drafts import DraftCounts
 
 DEPTH_OFF: Final = 0
@@ -107,65 +106,6 @@ def predict(times: StepTimes, batch: int, depth: int, counts: DraftCounts) -> Pr
         depth=depth,
         step_ms=times.expected_ms(batch, counts),
         tokens_per_step=counts.tokens_per_step or 1.0,
-    )
-
-
-class MeasuredRatio(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per second with drafts over without at one batch, with its interval where there is one."""
-
-    batch: int
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-
-
-class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """The batch where drafting stops to pay. None: above every batch measured, or not known for a bound.
-
-    0.0: it does not pay at the smallest batch. `low`: up to there it pays for sure; `high`: from there on it loses for
-    sure.
-    """
-
-    batch: float | None
-    low: float | None
-    high: float | None
-    measured_to: int
-
-    @property
-    def off_at(self) -> float:
-        """The batch above which drafting goes off: `low`, to a tenth of a stream below it, or the largest measured.
-
-        So it is on only where its gain is shown, and not up to where it is about nothing.
-        """
-        return float(self.measured_to) if self.low is None else math.floor(10.0 * self.low) / 10.0
-
-    @property
-    def told(self) -> str:
-        """It in words, with its range."""
-        if self.batch is None:
-            words = f"not reached up to batch {self.measured_to} measured"
-            return words if self.low is None else f"{words}, may lie as low as {self.low:.1f} (95%)"
-        high = f"over {self.measured_to}" if self.high is None else f"{self.high:.1f}"
-        at = "no gain at the smallest batch" if self.batch == 0.0 else f"{self.batch:.1f} streams"
-        return f"{at} [{self.low or 0.0:.1f}, {high}]"
-
-
-def break_even(ratios: Sequence[MeasuredRatio]) -> BreakEven:
-    """Find the break-even among the batches of some ratios; raises `ValueError` without any.
-
-    Bounds need an interval at every batch; without one they are unknown and told as the widest: 0 and None.
-    """
-    if not ratios:
-        raise ValueError("no batch was measured with and without drafts")
-    told = sorted(ratios, key=lambda one: one.batch)
-    lows = [(one.batch, one.low) for one in told if one.low is not None]
-    highs = [(one.batch, one.high) for one in told if one.high is not None]
-    whole = len(lows) == len(highs) == len(told)
-    return BreakEven(
-        batch=first_loss([(one.batch, one.ratio) for one in told]),
-        low=first_loss(lows) if whole else 0.0,
-        high=first_loss(highs) if whole else None,
-        measured_to=told[-1].batch,
     )
 
 

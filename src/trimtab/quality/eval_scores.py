@@ -2,8 +2,9 @@
 
 Law: an item asked once is right or wrong, and pairs are judged by their flips. A sampled item is asked several times
 by seeds, both arms by the same ones; its score is the share of runs that were right, and pairs are judged by the
-differences of these. The floor is the largest difference between two runs of the original over all items of the kind:
-the ruler's own error. A loss no larger than the floor is never shown to be one: such a fail becomes a hold.
+differences of these, or where few differ by how many do. The floor is the largest difference between two runs of the
+original over all items of the kind: the ruler's own error. A loss no larger than the floor is never shown to be one:
+such a fail becomes a hold.
 
 Failure modes: the floor is the largest of a few runs and grows with their number; a judge that favours one style is
 noise to neither arm.
@@ -22,8 +23,8 @@ from trimtab.quality.paired import (
     Direction,
     Margin,
     PairedResult,
-    compare,
     compare_right,
+    compare_shares,
     family_level,
 )
 
@@ -127,7 +128,13 @@ def _compared(
         return compare_right(
             [one.right[0] for one in base], [one.right[0] for one in rung], margin, level=level
         )
-    found = compare([one.score for one in base], [one.score for one in rung], margin, level=level)
+    found = compare_shares(
+        [one.score for one in base],
+        [one.score for one in rung],
+        margin,
+        runs=max(len(one.right) for one in (*base, *rung)),
+        level=level,
+    )
     floor = noise_floor(base)
     if floor is None or found.harm is None:
         return found

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from trimtab.core.stats import Interval, mean_interval
+from trimtab.core.stats import Interval, ratio_interval
 from trimtab.core.types import Verdict
 from trimtab.engines.compressed_tensors import Scheme
 from trimtab.engines.gguf_tensors import ATTENTION, FEED_FORWARD, LINEAR, Group, TensorKind
@@ -142,12 +142,10 @@ def ratio_of(base: Sequence[float], rung: Sequence[float]) -> Ratio:
     logs = [math.log(new / old) for old, new in zip(base, rung, strict=True)]
     if not logs:
         return Ratio(n=0, ratio=None, interval=None, base=None, rung=None)
-    found = mean_interval(logs)
     return Ratio(
         n=len(logs),
         ratio=math.exp(math.fsum(logs) / len(logs)),
-        interval=found
-        and Interval(low=math.exp(found.low), high=math.exp(found.high), level=found.level),
+        interval=ratio_interval(base, rung),
         base=_median(base),
         rung=_median(rung),
     )
@@ -331,8 +329,24 @@ def _is_better(one: RungResult, best: RungResult | None, original: RungResult) -
         return False
     if _saves_kv(one, best):
         # KV is what binds: fewer bytes of it count unless the rung is shown to be slower.
-        return one.speed.score.interval.low <= best.speed.score.ratio
-    return one.speed.score.interval.high < best.speed.score.ratio
+        return not is_shown_faster(best.speed.score, one.speed.score)
+    return is_shown_faster(one.speed.score, best.speed.score)
+
+
+def is_shown_faster(one: Ratio, other: Ratio) -> bool:
+    """Say whether one rung's latency and cost are below another's beyond the noise of both.
+
+    Each was measured beside the original in rounds of its own, so both have noise: half widths of their intervals, as
+    logarithms, add up in squares.
+    """
+    if one.ratio is None or other.ratio is None or one.interval is None or other.interval is None:
+        return False
+    noise = math.hypot(_half_width(one.interval), _half_width(other.interval))
+    return math.log(other.ratio / one.ratio) > noise
+
+
+def _half_width(interval: Interval) -> float:
+    return 0.5 * math.log(interval.high / interval.low)
 
 
 def _saves_kv(one: RungResult, best: RungResult) -> bool:

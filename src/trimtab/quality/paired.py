@@ -5,7 +5,8 @@ item, and the interval is that of the mean difference over independent blocks. H
     pass   the whole interval lies at or below the margin
     fail   the whole interval lies above it
     hold   the interval holds the margin: too little was scored to tell, and it says how much would do
-Items that are right or wrong are compared by the flips alone (exact, McNemar), as differences of 1, 0 and -1.
+Items that are right or wrong are compared by the flips alone (exact, McNemar), as differences of 1, 0 and -1. Items
+asked in several runs of which hardly any differs are bounded by how many do, each by one run to all of them.
 
 Failure modes: a margin so wide that it forgives what users notice; a text that says nothing of what users send. Blocks
 next to each other in one text are not quite independent.
@@ -109,12 +110,39 @@ def compare_right(
     return msgspec.structs.replace(found, flips_worse=worse, flips_better=better)
 
 
-def _by_counts(found: PairedResult, worse: int, better: int, level: float) -> PairedResult:
-    """Judge few flips by the exact bounds of their shares: the spread of a handful of them says nothing."""
+def compare_shares(
+    base: Sequence[float],
+    candidate: Sequence[float],
+    margin: Margin,
+    *,
+    runs: int,
+    level: float = LEVEL,
+) -> PairedResult:
+    """Compare items by their share of right runs (0 to 1); `runs`: of each item at most; raises as `compare` does.
+
+    Few items that differ, or none, have a spread of nothing, which is no proof that no other item would differ.
+    """
+    found = compare(base, candidate, margin, level=level)
+    worse = sum(new < old for old, new in zip(base, candidate, strict=True))
+    better = sum(new > old for old, new in zip(base, candidate, strict=True))
+    if worse + better < FLIPS_FOR_T and len(base) >= UNITS_MIN:
+        return _by_counts(found, worse, better, level, least=1.0 / runs)
+    return found
+
+
+def _by_counts(
+    found: PairedResult, worse: int, better: int, level: float, *, least: float = 1.0
+) -> PairedResult:
+    """Judge few flips by the exact bounds of their shares: the spread of a handful of them says nothing.
+
+    An item that differs does so by `least` to 1.
+    """
     n, tail = found.n, (1.0 - level) / 4.0
     low_worse, high_worse = exact_share(worse, n, tail=tail)
     low_better, high_better = exact_share(better, n, tail=tail)
-    interval = Interval(low=low_worse - high_better, high=high_worse - low_better, level=level)
+    interval = Interval(
+        low=least * low_worse - high_better, high=high_worse - least * low_better, level=level
+    )
     verdict, words = _judged(interval, found.margin)
     needed = found.needed
     if worse + better == 0 and found.margin.value > 0.0:

@@ -296,7 +296,7 @@ async def calibrate_speculation(
         for step, batch in enumerate(probe.batches):
             done = min(0.95, (clock.mono_s() - began_s) / budget_s)
             on_progress(done, f"speculation, prompt {at + 1}: {batch} streams")
-            runs += await pair.run(prompt, batch, off_first=(at + step) % 2 == 0)
+            runs += await pair.run(prompt, batch, round_=at, off_first=(at + step) % 2 == 0)
         last_s = clock.mono_s() - round_began_s
     on_progress(1.0, "measured")
     return speculation_table(runs, speculation=speculation, content=probe.content)
@@ -350,7 +350,9 @@ class _Pair:
                 f"replica {replica.id} has {len(copied.files)} idle slots, {len(copies)} are needed"
             )
 
-    async def run(self, prompt: bytes, batch: int, *, off_first: bool) -> list[BatchRun]:
+    async def run(
+        self, prompt: bytes, batch: int, *, round_: int, off_first: bool
+    ) -> list[BatchRun]:
         """Decode the prompt in `batch` slots at once on one side, then on the other."""
         sides = self._sides if off_first else tuple(reversed(self._sides))
         found: list[BatchRun] = []
@@ -360,16 +362,19 @@ class _Pair:
                 for slot in range(batch)
             ]
             reports = await self._prober.ask_all(replica.url, self._probe.path, bodies)
-            found.append(_batch_run(reports, batch, speculating=speculating))
+            found.append(_batch_run(reports, batch, round_=round_, speculating=speculating))
         return found
 
 
-def _batch_run(reports: Sequence[EngineReport], batch: int, *, speculating: bool) -> BatchRun:
+def _batch_run(
+    reports: Sequence[EngineReport], batch: int, *, round_: int, speculating: bool
+) -> BatchRun:
     """Return output tokens of all streams over the longest decode; the first token of each is no decode."""
     output = sum(max(0, (report.output_tokens or 0) - 1) for report in reports)
     accepted = [report.accepted_tokens for report in reports if report.accepted_tokens is not None]
     return BatchRun(
         batch=batch,
+        round=round_,
         speculating=speculating,
         output_tokens=output,
         wall_s=max((report.decode_ms or 0.0) for report in reports) / 1000.0,

@@ -29,6 +29,7 @@ TOKENIZER: Final = "tokenizer.json"
 QUANTIZED: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files in which ModelOpt, GPTQ and AWQ say how weights are quantized where config.json does not."""
 SPARE_BYTES: Final = 64 * 1024 * 1024
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _FLOATS: Final = ("BF16", "F16", "F32")
 
 
@@ -160,7 +161,7 @@ def write_checkpoint(checkpoint: Checkpoint, target: Path, plan: CheckpointPlan)
 
 def _write(checkpoint: Checkpoint, made: Path, plan: CheckpointPlan) -> None:
     for path in checkpoint.folder.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG, INDEX):
+        if path.is_file() and not _holds_weights(path) and path.name != CONFIG:
             shutil.copyfile(path, made / path.name)
     for name in checkpoint.files:
         with mapped(checkpoint.folder / name) as view:
@@ -179,6 +180,14 @@ def _write(checkpoint: Checkpoint, made: Path, plan: CheckpointPlan) -> None:
             },
         }
         (made / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _holds_weights(path: Path) -> bool:
+    """Say whether a file beside the configuration holds weights or says where they are: the original's, not a copy's.
+
+    Another format of the same weights would double the copy, and an engine that prefers it would serve the original.
+    """
+    return path.suffix in _WEIGHTS or path.name.endswith(".index.json")
 
 
 def _parts(

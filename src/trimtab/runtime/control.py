@@ -224,6 +224,7 @@ class Control:
             self._standing(),
             self._system.records_since(before.at_s),
             views=self._system.views_since(before.at_s),
+            hand_overs=self._system.hand_overs.books.since(before.at_s),
             before=before,
             after=now,
             cause_id=cause_id,

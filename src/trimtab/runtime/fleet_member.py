@@ -26,7 +26,8 @@ AWAY: Final = frozenset(
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One replica at one moment. `url`: where it serves, or served last; `kv_kept`: slots lived through a restart.
 
-    `kv_key`: equal where KV may be handed over; empty where its revision says it, or nothing can be.
+    `kv_key`: equal where KV may be handed over; empty where its revision says it, or nothing can be. `lent`: its
+    role is to prefill, and it serves whole requests until another does again.
     """
 
     id: str
@@ -42,6 +43,12 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_kept: bool = False
     kv_key: str = ""
     labels: ReplicaLabels = NO_LABELS
+    lent: bool = False
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it prefills for others, now or as soon as they serve again."""
+        return self.role is Role.PREFILL or self.lent
 
 
 class Member:
@@ -84,6 +91,7 @@ class Member:
             crashes=self.crashes,
             reason=self.reason,
             kv_kept=self.kv_kept,
+            lent=self.lent,
         )
 
 

@@ -5,7 +5,9 @@ request's way.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -15,19 +17,29 @@ from trimtab.core.ports import LedgerSink
 from trimtab.policies.prefill_pool import PrefillPool
 from trimtab.runtime.handover_passage import MeasuresLater, Passage
 
+RECENT_MAX: Final = 4096
+"""Hand-overs that diagnoses look back at."""
+
 
 class HandOverBooks:
     """Takes hand-overs that have ended. `close` it in the end."""
 
-    def __init__(self, pool: PrefillPool, sink: LedgerSink) -> None:
+    def __init__(self, pool: PrefillPool, sink: LedgerSink, wall_s: Callable[[], float]) -> None:
+        """Take whom to teach, where to write, and the wall clock by which `since` asks."""
         self._pool = pool
         self._sink = sink
+        self._wall_s = wall_s
+        self._recent: deque[tuple[float, HandOver]] = deque(maxlen=RECENT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[HandOver], None]] = []
 
     def listen(self, heard: Callable[[HandOver], None]) -> None:
         """Tell somebody of every hand-over that has ended, with its bytes and times where anybody knows them."""
         self._listeners.append(heard)
+
+    def since(self, wall_s: float) -> list[HandOver]:
+        """Return the hand-overs that were written down at or after a moment of the wall clock; bounded."""
+        return [one for at_s, one in self._recent if at_s >= wall_s]
 
     @property
     def unfinished(self) -> int:
@@ -69,15 +81,21 @@ class HandOverBooks:
             self._pool.moved(
                 passage.decision,
                 told.target,
-                tokens=float(told.tokens_sent or 0),
+                tokens=self._moved_tokens(told),
                 setup_ms=told.setup_ms or 0.0,
                 # A prompt is saved alone; on the link others may have had their part of the time.
                 ms=(told.export_ms or 0.0) + told.transfer_ms / (1 + passage.sharing),
                 size_bytes=told.bytes,
             )
+        self._recent.append((self._wall_s(), told))
         for heard in self._listeners:
             heard(told)
         self._sink.append(HandedOver(hand_over=told), cause_id=cause_id)
+
+    def _moved_tokens(self, told: HandOver) -> float:
+        """Return the tokens whose KV was on the link, as predictions count them: without what was there already."""
+        sent = told.tokens_sent or 0
+        return float(sent if self._pool.sends_whole else max(0, sent - (told.held_tokens or 0)))
 
 
 def _whole(value: float | None) -> int | None:

@@ -47,7 +47,8 @@ class BuildHandOvers:
         """Return what decides about hand-overs and carries them out."""
         config = self._config.handover
         nixl = NixlTransfer(upstream, self._clock, lease_s=config.nixl_lease_s)
-        transfers = self._own(upstream) if self._slot_folder is not None else {VLLM: nixl}
+        own = None if self._slot_folder is None else self._own(upstream, self._slot_folder)
+        transfers: dict[str, KvTransfer] = {VLLM: nixl} if own is None else {LLAMACPP: own}
 
         def transfer_of(replica: ReplicaView) -> KvTransfer | None:
             return transfers.get(replica.revision.rpartition("-")[0])
@@ -65,24 +66,19 @@ class BuildHandOvers:
                 is_ours=self._slot_folder is not None,
             ),
             transfer_of=transfer_of,
-            on_forget=nixl.forget,
+            on_forget=nixl.forget if own is None else own.forget,
             sends_whole=self._slot_folder is not None,
             passing=self._slot_folder is not None and self._config.engine.slots > 1,
         )
 
-    def _own(self, upstream: Upstream) -> dict[str, KvTransfer]:
+    def _own(self, upstream: Upstream, folder: Path) -> LlamaCppTransfer:
         config = self._config.handover
-        assert self._slot_folder is not None
         files = ParcelFiles(
-            self._slot_folder,
-            parcels_max=config.parcels_max,
-            bytes_max=config.parcels_mib_max << 20,
+            folder, parcels_max=config.parcels_max, bytes_max=config.parcels_mib_max << 20
         )
-        return {
-            LLAMACPP: LlamaCppTransfer(
-                upstream, self._engine, files, self._clock, lease_s=config.parcel_lease_s
-            )
-        }
+        return LlamaCppTransfer(
+            upstream, self._engine, files, self._clock, lease_s=config.parcel_lease_s
+        )
 
 
 def hand_over(

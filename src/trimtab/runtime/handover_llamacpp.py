@@ -26,9 +26,10 @@ from trimtab.core.prefix_slots import SlotCache
 from trimtab.engines.handover_bodies import Saved, prefill_body, read_restored, read_saved
 from trimtab.engines.llamacpp import Slot, parse_slots
 from trimtab.policies.prefill_turns import Lane
+from trimtab.runtime.prefill_answers import refusal
 from trimtab.runtime.prefill_turn import PrefillTurn
 from trimtab.runtime.slot_files import NoRoomError, ParcelFiles
-from trimtab.runtime.upstream import Upstream
+from trimtab.runtime.upstream import Upstream, UpstreamResponse
 from trimtab.runtime.upstream_connection import UpstreamConnectError, UpstreamError
 from trimtab.runtime.wire import JSON_TYPE
 
@@ -42,6 +43,14 @@ BYTES_PER_TOKEN_START: Final = 0
 
 KEYS_MAX: Final = 64
 """KV keys whose bytes a token are remembered; of more, the first is forgotten."""
+
+
+class _NotOkError(EngineFormatError):
+    """A replica answered with another status than 200."""
+
+    def __init__(self, words: str, answer: UpstreamResponse) -> None:
+        super().__init__(words)
+        self.answer = answer
 
 
 class _Site:
@@ -181,8 +190,11 @@ class LlamaCppTransfer:
         """Have the prompt computed in a slot; the parcel is named, and not there yet."""
         try:
             body = prefill_body(what.body, slot=slot)
-            answer = await self._ask(source, what.path, body, what.headers)
-            report = self._engine.read_response(answer).report
+            said = await self._ask(source, what.path, body, what.headers)
+            report = self._engine.read_response(said).report
+        except _NotOkError as error:
+            answer = error.answer
+            raise refusal(source.id, what.path, answer.status, answer.headers) from error
         except EngineFormatError as error:
             raise HandOverError(HandOverCause.PREFILL_REFUSED, str(error)) from error
         except UpstreamError as error:
@@ -230,9 +242,10 @@ class LlamaCppTransfer:
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:
         """See `KvTransfer`."""
         began_s = self._clock.mono_s()
-        if began_s >= parcel.expires_s:
-            raise HandOverError(HandOverCause.EXPIRED, f"the lease of {parcel.handle} is over")
+        self._check_lease(parcel)
         slot = await self._room(parcel, target, deadline_s)
+        # Its file may have gone while it waited, which is no failure of what restores it.
+        self._check_lease(parcel)
         taken = self._taken.setdefault(target.id, set())
         taken.add(slot)
         chosen_s = self._clock.mono_s()
@@ -265,6 +278,10 @@ class LlamaCppTransfer:
             setup_ms=(chosen_s - began_s) * 1000.0 + waited_ms - transfer_ms,
             transfer_ms=transfer_ms,
         )
+
+    def _check_lease(self, parcel: Parcel) -> None:
+        if self._clock.mono_s() >= parcel.expires_s:
+            raise HandOverError(HandOverCause.EXPIRED, f"the lease of {parcel.handle} is over")
 
     async def _room(self, parcel: Parcel, target: ReplicaView, deadline_s: float) -> int:
         """Return an idle slot of the decode side, the one that loses least; waits for one until the deadline."""
@@ -302,6 +319,11 @@ class LlamaCppTransfer:
         if delivery.slot is not None:
             self._taken.get(delivery.target, set()).discard(delivery.slot)
 
+    def forget(self, replica: str) -> None:
+        """Drop what is remembered of a replica that left; what is under way there ends by itself."""
+        self._sites.pop(replica, None)
+        self._taken.pop(replica, None)
+
     def _site(self, source: ReplicaView) -> _Site:
         site = self._sites.get(source.id)
         if site is None or site.started_at_s != source.started_at_s:
@@ -328,9 +350,8 @@ class LlamaCppTransfer:
         ) as answer:
             data = await answer.read()
             if answer.status != 200:
-                raise EngineFormatError(
-                    f"{replica.id} answered {path.partition('?')[0]} with {answer.status}"
-                )
+                words = f"{replica.id} answered {path.partition('?')[0]} with {answer.status}"
+                raise _NotOkError(words, answer)
             return data
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T], if_unwanted: Callable[[], None]) -> T:

@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from trimtab.core.decision import ReplicaView
 from trimtab.core.handover import (
@@ -21,6 +21,8 @@ from trimtab.core.ports import KvTransfer
 from trimtab.core.record import RequestRecord
 from trimtab.core.types import ReplicaState
 from trimtab.policies.loadstate import LoadState
+
+T = TypeVar("T")
 
 _LOOK_S: Final = 1.0
 """How often is looked whether a prefill side still lives, in seconds."""
@@ -207,6 +209,17 @@ def _setup_ms(parcel: Parcel | None, delivery: Delivery | None) -> float | None:
     if delivery is None or delivery.setup_ms is None:
         return None
     return delivery.setup_ms + (0.0 if parcel is None else parcel.setup_ms)
+
+
+async def within(seconds: float, work: Awaitable[T], what: str) -> T:
+    """Wait for a step of a hand-over `seconds` and no longer; raises `HandOverError`, which names it as `what`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise HandOverError(
+            HandOverCause.TIMED_OUT, f"{what} took more than {seconds:g} s"
+        ) from error
 
 
 @asynccontextmanager

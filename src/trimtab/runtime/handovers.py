@@ -13,9 +13,9 @@ however it ends.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -45,14 +45,12 @@ from trimtab.runtime.guard import Guard
 from trimtab.runtime.handover_books import HandOverBooks
 from trimtab.runtime.handover_costs import LearnedCost
 from trimtab.runtime.handover_links import OnLinks
-from trimtab.runtime.handover_passage import Passage, fetched
+from trimtab.runtime.handover_passage import Passage, fetched, within
 from trimtab.runtime.handover_rooms import Place, Rooms
 from trimtab.runtime.handover_scores import score
 from trimtab.runtime.recorder import Measurement
 from trimtab.runtime.upstream_connection import UpstreamError, UpstreamRefusedError
 from trimtab.runtime.wire import Pairs
-
-T = TypeVar("T")
 
 ROOM_WAIT_SHARE: Final = 0.8
 """Part of the time for a transfer that may go by waiting for room on the decode side."""
@@ -108,7 +106,7 @@ class HandOvers:
         self.pool.moving, self.pool.bar = self._on_links.count, self._bar
         self.costs = LearnedCost(self.pool, is_told=cost is not None)
         self._rooms = Rooms()
-        self.books = HandOverBooks(self.pool, sink)
+        self.books = HandOverBooks(self.pool, sink, clock.wall_s)
 
     @property
     def under_way(self) -> int:
@@ -200,7 +198,7 @@ class HandOvers:
         passage.has_come = lambda: seen.first_s is not None
         passage.on_end = self._judged
         seen.passage = passage
-        self.pool.begun(decision, passage.target.id)
+        self.pool.begun(decision, routed)
         self._under_way.add(passage)
         try:
             what = _what(exchange, body, headers, routed, source.id)
@@ -299,19 +297,23 @@ class HandOvers:
         self._guard.sent(source.id, self._clock.mono_s())
         self.pool.computing(source.id, what.request_id, what.uncached_tokens)
         try:
-            parcel = await _within(
+            parcel = await within(
                 self._config.prefill_timeout_s,
                 passage.transfer.prefill(what, source, holds=holds),
                 f"the prefill on {source.id}",
             )
             outcome = Outcome.OK
             self._prefilled_s[source.id] = self._clock.mono_s()
+            self.pool.refusals.computed(source.id)
         except HandOverError as error:
             # Where others were served meanwhile, time went by with waiting for its own turn.
             is_stuck = self._prefilled_s.get(source.id, -math.inf) < passage.began_s
             timed_out = error.cause is HandOverCause.TIMED_OUT
             failed = is_stuck if timed_out else error.cause in _REPLICA_FAILED
             outcome = Outcome.FAILED if failed else Outcome.NEUTRAL
+            if error.is_unavailable:
+                now_s, told_s = self._clock.mono_s(), error.retry_after_s
+                self.pool.refusals.refused(source.id, now_s, retry_after_s=told_s)
             raise
         finally:
             self.pool.computed(source.id, what.request_id)
@@ -334,7 +336,7 @@ class HandOvers:
         deadline_s = self._clock.mono_s() + ROOM_WAIT_SHARE * wait_s
         self._on_links.began(passage)
         try:
-            passage.delivery = await _within(
+            passage.delivery = await within(
                 wait_s,
                 passage.transfer.deliver(parcel, passage.target, deadline_s=deadline_s),
                 f"the transfer to {passage.target.id}",
@@ -384,13 +386,3 @@ def _what(exchange: Exchange, body: bytes, headers: Pairs, routed: Routed, sourc
 
 def _why_left(exchange: Exchange) -> HandOverCause:
     return HandOverCause.CLIENT_LEFT if exchange.is_gone else HandOverCause.STOPPING
-
-
-async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError as error:
-        raise HandOverError(
-            HandOverCause.TIMED_OUT, f"{what} took more than {seconds:g} s"
-        ) from error

@@ -50,6 +50,11 @@ def cpu_name(cpuinfo: str) -> str:
     return "unknown CPU"
 
 
+def has_wide_vectors() -> bool:
+    """Say whether this machine's CPU has AVX-512, as far as /proc/cpuinfo tells its flags."""
+    return "avx512f" in _read(PROC / "cpuinfo").split()
+
+
 def usable_cpus() -> tuple[int, ...]:
     """Return the CPUs this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))

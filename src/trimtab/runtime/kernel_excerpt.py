@@ -4,7 +4,9 @@ The package reads its tables row by row with every column of every width and sha
 for a device and engine. What it then looks up is found by exact keys (widths, head sizes, an expert's shape) and only
 within those by neighbours (tokens, streams, heads, matrices), so rows of other keys change nothing. An excerpt is a
 tree like the package's own: files of an engine's large tables with the rows of such keys, in their order, and links to
-all others.
+its others. To begin with, the package looks for each kind of table in every folder that there is, so tables of
+families that nobody asks are not there, nor those of other engines, but what the engine may use; and families lie in
+one folder, but for those of which a file says something that is not true of others.
 
 It serves measured kernels alone. Where the package fills gaps from other shapes or widths, those must be there: then
 its own tree is asked. An excerpt that cannot be made is as good as none.
@@ -12,21 +14,30 @@ its own tree is asked. An excerpt that cannot be made is as good as none.
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from trimtab.runtime.kernel_rows import is_cut, write_rows
-from trimtab.runtime.kernel_wanted import UNASKED, Wanted
+from trimtab.runtime.kernel_wanted import Wanted
 
-_FORMAT: Final = 6
+_FORMAT: Final = 7
 _REUSE: Final = "perf_data_reuse_manifest.yaml"
 """Which engines may use each other's kernels; read once for each table, and an entry of one engine changes nothing."""
+
+_TABLE: Final = ".parquet"
+_COMM: Final = "comm"
+"""The one family that the package knows by its name."""
+
+_TOGETHER: Final = "tables"
+_OF_ALL: Final = ("nccl", "oneccl")
+"""Folders beside the engines' that every engine asks."""
 
 _ENTRY: Final = re.compile(
     r"  - op_file: (?P<table>\S+)\n(?:    .*\n)*?    frameworks: \[(?P<engines>.*)\]\n"
@@ -90,50 +101,57 @@ def _write(tables: Tables, wanted: Wanted, made: Path) -> None:
     """Write an excerpt of an engine's tables; raises OSError."""
     package, folder = tables.package, Path("data", tables.system)
     (made / folder).mkdir(parents=True)
-    for each in package.iterdir():
-        if each.is_file() and each.name != _REUSE:
-            (made / each.name).symlink_to(each)
-    families = [
-        each
-        for each in sorted((package / folder).iterdir())
-        if not (wanted.known and each.name in UNASKED)
-    ]
-    names = {file.name for family in families for file in family.glob("*/*/*")}
+    device = f"{tables.system}.yaml"
+    (made / device).symlink_to(package / device)
+    families = [each for each in sorted((package / folder).iterdir()) if wanted.asks(each.name)]
+    files = {each: list(each.glob("*/*/*")) for each in families}
     reuse = (package / _REUSE).read_text(encoding="utf-8")
     shared = _shared(reuse)
+    lent: set[tuple[str, str]] | None = None
     if shared is not None:
+        names = {file.name for found in files.values() for file in found}
         told = "".join(each.text for each in shared if each.table in names)
         reuse = f"groups:\n{told}" if told else "groups: []\n"
+        lent = {(each.table, one) for each in shared for one in each.lenders(tables.engine)}
     (made / _REUSE).write_text(reuse)
-    lent = {(each.table, engine) for each in shared or () for engine in each.lenders(tables.engine)}
-    for family in families:
-        target = made / folder / family.name
-        cut = {
-            each
-            for each in family.glob("*/*/*")
-            if is_cut(each.name, wanted)
-            and (each.parts[-3] == tables.engine or (each.name, each.parts[-3]) in lent)
-        }
-        if not cut:
-            target.symlink_to(family)
-            continue
-        target.mkdir()
-        for engine in family.iterdir():
-            _write_engine(engine, target / engine.name, cut, wanted)
+    for family, found in files.items():
+        more = any(_says_more(each) for each in found)
+        place = made / folder / (family.name if more or family.name == _COMM else _TOGETHER)
+        kept = [each for each in found if more or each.suffix == _TABLE]
+        for engine in {each.parents[1] for each in kept}:
+            of_engine = [each for each in kept if each.parents[1] == engine]
+            own = engine.name in (tables.engine, *_OF_ALL)
+            whole = own and place.name == family.name
+            if not own and lent is not None:
+                of_engine = [each for each in of_engine if (each.name, engine.name) in lent]
+            _write_engine(of_engine, engine, place / engine.name, wanted, whole=whole)
 
 
-def _write_engine(engine: Path, target: Path, cut: Set[Path], wanted: Wanted) -> None:
-    """Write an engine's tables of a family, those of `cut` with what is wanted of them alone; raises OSError."""
-    if not any(engine in each.parents for each in cut):
+def _says_more(file: Path) -> bool:
+    """Say whether a file says of its folder what is not true of others, as which tables are used again."""
+    return file.suffix == ".txt" or file.name == "reuse.yaml"
+
+
+def _write_engine(
+    files: Sequence[Path], engine: Path, target: Path, wanted: Wanted, *, whole: bool
+) -> None:
+    """Write an engine's tables with what is wanted of them, or links; raises OSError, as for two files of one name.
+
+    `whole`: these are all that there are, and they lie alone in their folder.
+    """
+    cut = {each for each in files if is_cut(each.name, wanted)}
+    if whole and not cut:
+        target.parent.mkdir(exist_ok=True)
         target.symlink_to(engine)
         return
-    for each in engine.glob("*/*"):
-        written = target / each.relative_to(engine)
-        written.parent.mkdir(parents=True, exist_ok=True)
+    for version in {each.parts[-2] for each in files}:
+        os.makedirs(target / version, exist_ok=True)
+    for each in files:
+        written = target.joinpath(*each.parts[-2:])
         if each in cut:
             write_rows(each, written, wanted)
         else:
-            written.symlink_to(each)
+            os.symlink(each, written)
 
 
 class _Shared(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ Tables are asked for measured kernels out of an excerpt, then out of all, and wi
 somebody wants times that nobody measured. What was refused for a reason that holds elsewhere is not tried there.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -254,8 +255,14 @@ def _spec_of(
     return specified(widths, layout, engine, system, tables, attention)[1]
 
 
+_FILES: Final = re.compile(r" at /[^;]*| \(first: /[^)]*\)|(?<!\S)(?:/[^\s/;,:'\"()]+){2,}")
+"""Paths in what the package says: of an excerpt's file they are another in each run and tell nobody anything."""
+
+
 def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """Return what the package says in one line, without its files."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return _FILES.sub("", line)[:200]
 
 
 def _notes(serving: Serving, widths: Widths, found: Compiled) -> tuple[str, ...]:

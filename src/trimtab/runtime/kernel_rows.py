@@ -1,10 +1,12 @@
 """Writes the rows of a kernel table that a model can ask for, in their order.
 
-Tables are read and written column by column, as they lie in memory.
+Tables are read column by column, as they lie in memory, and only columns that decide which rows stay are held: what a
+column took serves the next, where a whole table at once is new memory, which takes as long to get as to fill.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,33 @@ _NUMBERS: Final = {name: name for name in _WHOLE} | {"float": "float32", "double
 """By a column's type in words: numpy's name of it."""
 
 
+class _Columns:
+    """A table's columns, each read when it is asked for."""
+
+    def __init__(self, file: Any, names: Sequence[str]) -> None:
+        """`file`: of pyarrow; `names`: the columns that are read."""
+        self.column_names = names
+        self.num_rows = int(file.metadata.num_rows)
+        self._reader = file.reader
+        self._places = {name: place for place, name in enumerate(file.schema_arrow.names)}
+        self._held: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """Return a column as one array, and hold it; raises IndexError for one without rows."""
+        if name not in self._held:
+            self._held[name] = self._read(name)
+        return self._held[name]
+
+    def taken(self, pyarrow: Any, name: str, places: Any) -> Any:
+        """Return some rows of a column, and let it go; raises ValueError for one with gaps."""
+        column = self._held.pop(name) if name in self._held else self._read(name)
+        return _taken(pyarrow, column, places)
+
+    def _read(self, name: str) -> Any:
+        chunks = self._reader.read_column(self._places[name])
+        return chunks.combine_chunks() if chunks.num_chunks > 1 else chunks.chunk(0)
+
+
 def _taken(pyarrow: Any, column: Any, places: Any) -> Any:
     """Return some rows of a column: pyarrow's own way imports all of what it computes with, a tenth of a second.
 
@@ -36,8 +65,8 @@ def _taken(pyarrow: Any, column: Any, places: Any) -> Any:
     return pyarrow.Array.from_buffers(column.type, len(places), [None, values])
 
 
-def _numbers(rows: Any, name: str) -> Any:
-    column = rows.column(name).chunk(0)
+def _numbers(rows: _Columns, name: str) -> Any:
+    column = rows.column(name)
     if str(column.type) not in _WHOLE:
         raise ValueError(f"a column of a kernel table is of {column.type}")
     return _values(column)
@@ -59,17 +88,26 @@ def _values(column: Any) -> Any:
     return values[column.offset : column.offset + len(column)]
 
 
-def _codes(rows: Any, name: str) -> Any:
+def _codes(rows: _Columns, name: str) -> Any:
     """Return a column of text as numbers, with the texts that they stand for."""
-    column = rows.column(name).chunk(0)
+    column = rows.column(name)
     return _values(column.indices), column.dictionary.to_pylist()
 
 
-def _among(rows: Any, name: str, texts: Sequence[str]) -> Any:
+def _are_among(numbers: Any, few: Sequence[int]) -> Any:
+    import numpy
+
+    found = numpy.zeros(len(numbers), dtype=bool)
+    for each in few:
+        found |= numbers == each
+    return found
+
+
+def _among(rows: _Columns, name: str, texts: Sequence[str]) -> Any:
     return _coded(rows, name, lambda text: text in texts)
 
 
-def _coded(rows: Any, name: str, wanted: Callable[[str], bool]) -> Any:
+def _coded(rows: _Columns, name: str, wanted: Callable[[str], bool]) -> Any:
     """Return which rows have a text that is wanted."""
     import numpy
 
@@ -77,7 +115,7 @@ def _coded(rows: Any, name: str, wanted: Callable[[str], bool]) -> Any:
     return numpy.array([wanted(text) for text in known], dtype=bool)[codes]
 
 
-def _matrices(rows: Any, wanted: Wanted) -> Any:
+def _matrices(rows: _Columns, wanted: Wanted) -> Any:
     """Rows of the widths; of each only sizes that a time can come from, and one where none is asked for."""
     import numpy
 
@@ -95,48 +133,52 @@ def _matrices(rows: Any, wanted: Wanted) -> Any:
     return kept
 
 
-def _prompts(rows: Any, wanted: Wanted) -> Any:
+def _prompts(rows: _Columns, wanted: Wanted) -> Any:
     return _answers(rows, wanted) & _among(rows, "attn_dtype", wanted.widths)
 
 
-def _answers(rows: Any, wanted: Wanted) -> Any:
-    import numpy
-
+def _answers(rows: _Columns, wanted: Wanted) -> Any:
     kept = _among(rows, "kv_cache_dtype", wanted.widths)
-    kept &= numpy.isin(_numbers(rows, "head_dim"), wanted.head_sizes)
+    kept &= _are_among(_numbers(rows, "head_dim"), wanted.head_sizes)
     if _WINDOW in rows.column_names:
-        kept &= numpy.isin(_numbers(rows, _WINDOW), wanted.windows)
+        kept &= _are_among(_numbers(rows, _WINDOW), wanted.windows)
     if not wanted.copied_heads:
         kept &= _numbers(rows, "num_heads") != _numbers(rows, "num_key_value_heads")
     return kept
 
 
-def _experts(rows: Any, wanted: Wanted) -> Any:
+def _experts(rows: _Columns, wanted: Wanted) -> Any:
     """Rows of the shapes, and one of each width and choice of experts: whether those were measured at all is asked."""
     import numpy
 
     shapes = [_numbers(rows, name) for name in SHAPE]
     kept = numpy.zeros(rows.num_rows, dtype=bool)
-    for shape in wanted.experts:
-        kept |= numpy.logical_and.reduce(
-            [column == size for column, size in zip(shapes, shape, strict=True)]
-        )
-    # the package tells some kernels of one width apart by a longer name
-    kept &= _coded(
-        rows, _EXPERTS_OF[0], lambda text: any(width.startswith(text) for width in wanted.widths)
-    )
-    kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int64), 1
+    for width, *shape in wanted.experts:
+        widths = (width,) if width else wanted.widths
+        # the package tells some kernels of one width apart by a longer name
+        alike = _coded(rows, _EXPERTS_OF[0], partial(_begins_one_of, widths))
+        for column, size in zip(shapes, shape, strict=True):
+            alike &= column == size
+        kept |= alike
+    kinds, count = numpy.zeros(rows.num_rows, dtype=numpy.int32), 1
     for name in _EXPERTS_OF:
         if name in rows.column_names:
             codes, known = _codes(rows, name)
-            kinds, count = kinds * len(known) + codes, count * len(known)
-    first = numpy.zeros(count, dtype=numpy.int64)
-    first[kinds[::-1]] = numpy.arange(rows.num_rows)[::-1]  # of several the last one written stays
+            kinds *= len(known)
+            kinds += codes
+            count *= len(known)
+    first = numpy.zeros(count, dtype=numpy.int32)
+    places = numpy.arange(rows.num_rows, dtype=numpy.int32)
+    first[kinds[::-1]] = places[::-1]  # of several the last one written stays
     kept[first[numpy.bincount(kinds, minlength=count) > 0]] = True
     return kept
 
 
-def _modules(rows: Any, wanted: Wanted) -> Any:
+def _begins_one_of(widths: Sequence[str], text: str) -> bool:
+    return any(width.startswith(text) for width in widths)
+
+
+def _modules(rows: _Columns, wanted: Wanted) -> Any:
     import numpy
 
     pairs = [
@@ -177,16 +219,16 @@ def write_rows(source: Path, target: Path, wanted: Wanted) -> None:
         unread = (*_UNREAD, *_UNREAD_OF_OWN.get(source.name, ()))
         names = [name for name in schema.names if name not in unread]
         texts = [name for name in names if not pyarrow.types.is_primitive(schema.field(name).type)]
-        table = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
-        rows = table.read(columns=names, use_threads=False).combine_chunks()
+        file = parquet.ParquetFile(source, metadata=told.metadata, read_dictionary=texts)
+        rows = _Columns(file, names)
         kept = _KEPT[source.name](rows, wanted).nonzero()[0]
-        columns = [_taken(pyarrow, rows.column(name).chunk(0), kept) for name in names]
         parquet.write_table(
-            pyarrow.Table.from_arrays(columns, schema=rows.schema),
+            pyarrow.Table.from_arrays([rows.taken(pyarrow, name, kept) for name in names], names),
             target,
             compression="none",
             use_dictionary=texts,
             write_statistics=False,
+            store_schema=False,
         )
     except (pyarrow.ArrowException, KeyError, ValueError, AttributeError, IndexError):
         target.unlink(missing_ok=True)

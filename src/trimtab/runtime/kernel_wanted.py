@@ -39,7 +39,7 @@ _TIMED_ALONE: Final = frozenset(
 )
 """Kinds of operations that ask for no matrix besides those that they name."""
 
-UNASKED: Final = frozenset(
+_UNASKED: Final = frozenset(
     (
         "encoder_attention",
         "kda",
@@ -52,10 +52,19 @@ UNASKED: Final = frozenset(
 )
 """Families of tables that none of those kinds asks."""
 
+_ASKED_BY: Final = {"attention": "Attention", "mla": "Mla", "mla_bmm": "Mla", "moe": "Moe"}
+"""Families of tables that only kinds of operations with such a word in their name ask."""
+
 _OPERATIONS_MAX: Final = 4096
 """Operations that are remembered with what they ask for."""
 
+_PARTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
 _T = TypeVar("_T")
+
+Experts = tuple[str, int, int, int, int]
+"""Width, empty where it is not told, and a shape as in `SHAPE`."""
 
 Matrix = tuple[str, int, int]
 """Width, columns and rows of a matrix."""
@@ -64,23 +73,31 @@ Matrix = tuple[str, int, int]
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that a model asks for. Too many do no harm, too few would.
 
-    `experts`: shapes as in `SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
+    `experts`: width and shape as in `SHAPE`; `copied_heads`: attention with as many KV heads as heads is among them.
     `modules`: widths of the cache and of the matrices of latent attention that was measured whole. `matrices`: width,
-    columns and rows of each; none: an operation may ask for any.
+    columns and rows of each; none: an operation may ask for any. `families`: of those that only some kinds of
+    operations ask, which are asked.
     """
 
     widths: tuple[str, ...]
     head_sizes: tuple[int, ...]
     windows: tuple[int, ...]
     copied_heads: bool
-    experts: tuple[tuple[int, ...], ...]
+    experts: tuple[Experts, ...]
     modules: tuple[tuple[str, str], ...] = ()
     matrices: tuple[Matrix, ...] = ()
+    families: tuple[str, ...] = ()
 
     @property
     def known(self) -> bool:
         """All operations are of kinds of which it is known what they ask."""
         return bool(self.matrices)
+
+    def asks(self, family: str) -> bool:
+        """Say whether any operation may ask a family of tables."""
+        if not self.known:
+            return True
+        return family not in _UNASKED and (family not in _ASKED_BY or family in self.families)
 
 
 class _Asked(Wanted, frozen=True, kw_only=True):
@@ -92,9 +109,8 @@ class _Asked(Wanted, frozen=True, kw_only=True):
 def wanted_by(spec: str) -> Wanted:
     """Return the keys that a specification of the package asks for, in whichever of its operations."""
     told: list[_Asked] = []
-    for part in msgspec.json.decode(spec, type=dict[str, msgspec.Raw]).values():
-        listed = bytes(part).startswith(b"[")
-        parts = msgspec.json.decode(part, type=list[msgspec.Raw]) if listed else [part]
+    for part in _PARTS.decode(spec).values():
+        parts = _LISTED.decode(part) if bytes(part).startswith(b"[") else [part]
         told += [_asked(bytes(each)) for each in parts]
     return Wanted(
         widths=_all(each.widths for each in told),
@@ -104,6 +120,7 @@ def wanted_by(spec: str) -> Wanted:
         experts=_all(each.experts for each in told),
         modules=_all(each.modules for each in told),
         matrices=() if any(each.others for each in told) else _all(each.matrices for each in told),
+        families=_all(each.families for each in told),
     )
 
 
@@ -117,14 +134,17 @@ def _asked(operation: bytes) -> _Asked:
     widths: set[str] = set()
     heads: set[int] = set()
     windows = {0}
-    experts: set[tuple[int, ...]] = set()
+    experts: set[Experts] = set()
     modules: set[tuple[str, str]] = set()
     matrices: set[Matrix] = set()
-    copied, others = False, False
+    kinds: set[str] = set()
+    copied = False
     for wide, facts in _objects(msgspec.json.decode(operation)):
         names = facts.keys()
         if names >= _SHAPES:
-            experts.add(tuple(int(facts[each]) for each in SHAPE))
+            told = facts.get("quant_mode")
+            topk, count, hidden, inter = (int(facts[each]) for each in SHAPE)
+            experts.add((told if isinstance(told, str) else "", topk, count, hidden, inter))
         if names >= _MATRIX:
             matrices.add((_looked_up(facts["quant_mode"]), int(facts["n"]), int(facts["k"])))
         if names >= _MODULES:
@@ -134,8 +154,8 @@ def _asked(operation: bytes) -> _Asked:
         for key, value in facts.items():
             if isinstance(value, str) and (wide or _says_width(key)):
                 widths.update((value, _looked_up(value)))
-            elif isinstance(value, dict):
-                others = others or (key[:1].isupper() and key not in _TIMED_ALONE)
+            elif isinstance(value, dict) and key[:1].isupper():
+                kinds.add(key)
         heads.update(facts[each] for each in names & _HEAD_SIZES if isinstance(facts[each], int))
         if isinstance(facts.get(_WINDOW), int):
             windows.add(facts[_WINDOW])
@@ -147,7 +167,10 @@ def _asked(operation: bytes) -> _Asked:
         experts=tuple(experts),
         modules=tuple(modules),
         matrices=tuple(matrices),
-        others=others,
+        families=tuple(
+            family for family, word in _ASKED_BY.items() if any(word in kind for kind in kinds)
+        ),
+        others=not kinds <= _TIMED_ALONE,
     )
 
 

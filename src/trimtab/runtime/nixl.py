@@ -23,6 +23,7 @@ from trimtab.diagnosis.served_rules_transfer import SMALL_DESCRIPTOR_BYTES
 from trimtab.engines.attached import METRICS_PAGE
 from trimtab.engines.served import read_sample
 from trimtab.engines.vllm_nixl import LEASE_S, TRANSFER_FIELD, prefill_body, read_kept, stays
+from trimtab.runtime.prefill_answers import refusal
 from trimtab.runtime.upstream import Upstream
 from trimtab.runtime.upstream_connection import (
     UpstreamConnectError,
@@ -162,9 +163,7 @@ class NixlTransfer:
                 HandOverCause.PREFILL_BROKE_OFF, f"{source.id} broke off its answer"
             ) from error
         if answer.status >= 400:
-            raise HandOverError(
-                HandOverCause.PREFILL_REFUSED, f"{source.id} answered with status {answer.status}"
-            )
+            raise refusal(source.id, what.path, answer.status, answer.headers)
         return said
 
     async def deliver(self, parcel: Parcel, target: ReplicaView, *, deadline_s: float) -> Delivery:

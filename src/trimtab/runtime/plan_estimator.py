@@ -72,6 +72,7 @@ class TableEstimator:
         self._kv_bits = served.kv_bits or STORED_KV_BITS
         self._fits: dict[tuple[Layout, int], MemoryFit] = {}
         self._times: dict[Layout, StepTimes] = {}
+        self._replicas: dict[tuple[Layout, Bounds], Replica] = {}
         self._expected: dict[tuple[Layout, Demand], Expected] = {}
 
     @property
@@ -103,13 +104,18 @@ class TableEstimator:
         if key not in self._expected:
             fit = self.fit(one, demand)
             bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
-            times = self.times_of(one)
-            replica = Replica(
-                times, one, pace_of(self._served.engine), bounds, self._extra(one, times)
-            )
             doubts = tuple(doubts_of(one, demand, self._cluster, self._joined(one)))
-            self._expected[key] = doubted(replica.expected(demand), doubts)
+            self._expected[key] = doubted(self._replica(one, bounds).expected(demand), doubts)
         return self._expected[key]
+
+    def _replica(self, layout: Layout, bounds: Bounds) -> Replica:
+        key = (layout, bounds)
+        if key not in self._replicas:
+            times = self.times_of(layout)
+            extra = self._extra(layout, times)
+            pace = pace_of(self._served.engine)
+            self._replicas[key] = Replica(times, layout, pace, bounds, extra)
+        return self._replicas[key]
 
     def _held_tokens(self, fit: MemoryFit, layout: Layout, demand: Demand) -> float:
         """Return the tokens of streams at their mean context that the KV cache holds."""

@@ -106,6 +106,7 @@ def slots_pressure(decode: Sequence[ReplicaView]) -> Pressure:
 class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     """What roles need of their system. `chunk_tokens`: above which a prompt is long; `cause`: of what is decided.
 
+    `cost_ahead`: what a replica that prefills costs where those that decode cost what is given.
     `threshold`: told by how much the mark from which prompts travel is raised; `pressure`: asked once a tick;
     `drafts_nothing`: whether a replica is known to give each stream one token a step.
     """
@@ -122,6 +123,7 @@ class RoleParts(msgspec.Struct, frozen=True, kw_only=True):
     cause: Callable[[], str | None]
     drafts_nothing: Callable[[str], bool]
     pressure: Callable[[Sequence[ReplicaView]], Pressure] = slots_pressure
+    cost_ahead: Callable[[CostModel], CostModel] = lambda cost: cost
 
 
 class RoleKeeper:
@@ -167,8 +169,8 @@ class RoleKeeper:
         return self._parts.baseline.id
 
     def prefilling(self) -> tuple[str, ...]:
-        """Return the replicas that prefill for the others now."""
-        return tuple(one.id for one in self._parts.fleet.infos() if one.role is Role.PREFILL)
+        """Return the replicas that prefill for the others, those with them that stand in for others now."""
+        return tuple(one.id for one in self._parts.fleet.infos() if one.prefills)
 
     def on_record(self, record: RequestRecord) -> None:
         """Take in a request that ended; one that failed teaches no times, and none does while roles are fixed."""
@@ -187,6 +189,7 @@ class RoleKeeper:
         if ahead:
             told = record.tokens.ahead
             tokens = record.tokens.prompt if told is None else told
+            cost = self._parts.cost_ahead(cost)
         if tokens is not None and tokens > self._parts.chunk_tokens and _is_measured(cost):
             self._watch.long_prompt(now_s, cost.prefill_ms(tokens), ahead=ahead)
 
@@ -296,9 +299,14 @@ class RoleKeeper:
             )
 
     async def _change(self, replica: str, role: Role, cause: str | None) -> None:
-        settings = self.settings_for(role)
+        settings, fleet = self.settings_for(role), self._parts.fleet
         async with self._lock:
-            await self._parts.fleet.take_role(
+            # Another change may have been waited for, and the replica left or took the role meanwhile.
+            if replica not in fleet.replica_ids():
+                raise LaunchError(f"replica {replica} keeps its role: it left the fleet")
+            if fleet.info(replica).prefills is (role is Role.PREFILL):
+                return
+            await fleet.take_role(
                 replica,
                 role,
                 settings.revision,
@@ -310,9 +318,7 @@ class RoleKeeper:
     async def take(self, replicas: tuple[str, ...], role: Role, *, cause_id: str | None) -> None:
         """Give replicas a role because a lever asks for it; raises `LaunchError` where one does not follow."""
         for replica in replicas:
-            prefills = self._parts.fleet.info(replica).role is Role.PREFILL
-            if prefills is not (role is Role.PREFILL):
-                await self._change(replica, role, cause_id)
+            await self._change(replica, role, cause_id)
 
     async def set_role(self, replica: str, role: Role) -> RoleChanged:
         """Change a role because a person asked; raises `RoleRefusedError`, `LaunchError` (it serves on as before)."""
@@ -323,9 +329,9 @@ class RoleKeeper:
         held = holder_of(self._parts.plan())
         if held:
             raise RoleRefusedError(held)
-        if role is not Role.PREFILL and fleet.info(replica).role is not Role.PREFILL:
+        if role is not Role.PREFILL and not fleet.info(replica).prefills:
             raise RoleRefusedError(f"{replica} takes whole requests already")
-        if role is Role.PREFILL and fleet.info(replica).role is Role.PREFILL:
+        if role is Role.PREFILL and fleet.info(replica).prefills:
             raise RoleRefusedError(f"{replica} prefills already")
         asked = RolesDecided(replica=replica, role=role, because="a person asked")
         cause = self._parts.sink.append(asked, cause_id=self._parts.cause(), durable=True)

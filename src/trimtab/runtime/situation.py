@@ -14,12 +14,14 @@ from trimtab.core.decision import FleetView
 from trimtab.core.events import BudgetsRead, Diagnosed, LeversAssessed, Measured
 from trimtab.core.evidence import Evidence, Reading, Readings, Window
 from trimtab.core.findings import Diagnosis
+from trimtab.core.handover import HandOver
 from trimtab.core.lever import Assessment, Lever, LeverRecord, RampPlan, Situation
 from trimtab.core.ports import Clock, LedgerSink
 from trimtab.core.record import RequestRecord
 from trimtab.core.revision import Revision
 from trimtab.core.types import Mode
 from trimtab.diagnosis.diagnose import diagnose
+from trimtab.diagnosis.from_hand_overs import readings_from_hand_overs
 from trimtab.diagnosis.from_probes import (
     fleet_readings,
     readings_from_probes,
@@ -87,8 +89,9 @@ class Situations:
         before: ProcessSample,
         after: ProcessSample,
         cause_id: str | None,
+        hand_overs: Sequence[HandOver] = (),
     ) -> Looked:
-        """Diagnose the window between two process samples; `records` and `views` are those of the window."""
+        """Diagnose the window between two process samples; records, views and hand-overs are those of the window."""
         window = Window(before.at_s, after.at_s)
         prefix = f"{scope.replace(' ', '-')}-{after.at_s:.0f}"
         engines = [
@@ -100,6 +103,7 @@ class Situations:
         readings = merged(
             _without_moments(fleet_readings(engines, id_prefix=prefix)),
             readings_from_records(records, window=window, id_prefix=prefix, fleet=standing.fleet),
+            readings_from_hand_overs(hand_overs, window=window, id_prefix=prefix),
             readings_from_views(views, window=window, id_prefix=prefix),
             readings_from_processes(
                 before.cpu_s,

@@ -176,6 +176,7 @@ def table_of(measured: Measured, ask: SpeculateAsk) -> SpeculationTable:
                 tokens_per_s=one.measured_tokens_per_s,
                 samples=ask.rounds,
                 accepted_per_step=accepted,
+                rounds=one.rounds,
             )
             for one in measured.points
             if one.depth == of

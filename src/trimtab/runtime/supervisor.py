@@ -181,7 +181,7 @@ class System(Recent):
             self.clock,
             self.baseline,
             cost=lambda: self._cost,
-            threshold=lambda factor: self.hand_overs.raise_threshold(factor),
+            hand_overs=self.hand_overs,
             cause=lambda: self.started_event,
         )
         self.hand_overs.books.listen(self.roles.on_hand_over)

@@ -14,6 +14,7 @@ from trimtab.engines.served_load import drafts_nothing
 from trimtab.policies.router import Router
 from trimtab.runtime.attach import AttachedFleet
 from trimtab.runtime.fleet import Fleet
+from trimtab.runtime.handovers import HandOvers
 from trimtab.runtime.hardware import core_count
 from trimtab.runtime.role_keeper import Pressure, RoleKeeper, RoleParts, slots_pressure
 from trimtab.runtime.role_settings import check_settings
@@ -28,7 +29,7 @@ def build_roles(
     baseline: Revision,
     *,
     cost: Callable[[], CostModel],
-    threshold: Callable[[float], None],
+    hand_overs: HandOvers,
     cause: Callable[[], str | None],
 ) -> RoleKeeper:
     """Return who keeps the roles. Those of attached servers begin as the configuration tells."""
@@ -43,7 +44,9 @@ def build_roles(
         baseline=baseline,
         # What travels is long: the mark of hand-overs, not the engine's own, where they differ.
         chunk_tokens=config.handover.mark_tokens(config.engine.chunk_tokens),
-        threshold=threshold,
+        # Whoever builds the pool may put measured costs into it later.
+        cost_ahead=lambda cost: hand_overs.pool.cost_ahead(cost),
+        threshold=hand_overs.raise_threshold,
         cause=cause,
         drafts_nothing=_DraftsNothing(fleet),
         pressure=pressure,

@@ -24,6 +24,7 @@ from trimtab.engines.vllm_effective import ServedModel, differences, read_cache,
 from trimtab.engines.vllm_log import StartReport, read_start_log
 from trimtab.runtime.hardware import memory_available, usable_cpus
 from trimtab.runtime.launcher import free_ports, port_trouble
+from trimtab.runtime.model_folder import weight_files
 from trimtab.runtime.vllm_env import PLUGINS, VllmEnvironment
 from trimtab.runtime.vllm_server import ProcessMemory, VllmServer, spawn_server
 
@@ -33,7 +34,7 @@ _HEALTH_EVERY_S: Final = 0.25
 _ASK_TIMEOUT_S: Final = 30.0
 _DRAIN_EVERY_S: Final = 0.25
 # The interpreter with torch in it, before any weight: seen as 0.6 to 0.7 GiB in each process of a server.
-_PROCESS_BYTES: Final = 700 * 1024 * 1024
+PROCESS_BYTES: Final = 700 * 1024 * 1024
 
 Stage = Callable[[str, float], None]
 """Told of each new stage of a start: its words, and seconds since the start."""
@@ -306,11 +307,12 @@ def memory_need(launch: VllmLaunch) -> int:
     Processes: one per rank, an engine per data-parallel rank, the API's, and one that coordinates several engines. An
     unset KV cache is left out: vLLM then takes what is free.
     """
-    weights = sum(path.stat().st_size for path in Path(launch.model).glob("*.safetensors"))
+    folder = Path(launch.model)
+    weights = sum((folder / name).stat().st_size for name in weight_files(folder))
     coordinator = 1 if launch.data_parallel > 1 else 0
     processes = launch.ranks + launch.data_parallel + coordinator + 1
     return (
         weights * launch.data_parallel
         + launch.kv_cache_bytes * launch.ranks
-        + processes * _PROCESS_BYTES
+        + processes * PROCESS_BYTES
     )

@@ -65,7 +65,7 @@ class HandOvers:
         if self._around.state(source) is ReplicaState.STOPPED:
             self._failed(flight, "the prefill replica was not there")
             return False
-        pool.begun(decision, _target(flight))
+        pool.begun(decision, routed)
         job.incoming = True
         held = routed.request.holdings.by(source)
         flight.gateway.load.prefilled_elsewhere(routed.query.request_id)

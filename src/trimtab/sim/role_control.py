@@ -48,7 +48,9 @@ class RoleControl:
 
     def prefills(self, now_s: float, uncached_tokens: int, *, ahead: bool) -> None:
         """Take in a prompt that is computed; short ones keep nobody from answering."""
-        cost = self._roles.cost
+        cost, pool = self._roles.cost, self._gateways[0].pool
+        if cost is not None and pool is not None and ahead:
+            cost = pool.cost_ahead(cost)
         if cost is not None and uncached_tokens > self._roles.rules.chunk_tokens:
             self.watch.long_prompt(now_s, cost.prefill_ms(uncached_tokens), ahead=ahead)
 

@@ -65,6 +65,8 @@ def roles_spec(scenario: Scenario) -> RolesSpec | None:
         prefill=roles.prefill,
         rules=PrefillRules(
             chunk_tokens=local.chunk_tokens,
+            stall_chunk_tokens=scenario.replica.budget_tokens,
+            prefill_chunk_tokens=roles.prefill_budget_tokens or 0,
             stall_weight=local.stall_weight,
             margin=local.margin,
             always=_ALWAYS[local.mode],

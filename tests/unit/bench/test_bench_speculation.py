@@ -30,32 +30,49 @@ def found() -> Speculated:
 
 
 def above(found: Speculated) -> tuple[bool, str]:
-    """The line about what lies above the break-even."""
-    (line,) = [each for each in judged(found) if "above the break-even" in each[1]]
+    """The line about what is drafted where."""
+    (line,) = [each for each in judged(found) if "where no gain is shown" in each[1]]
     return line
 
 
-def gaining(one: PointFigures, low: float) -> PointFigures:
-    """The same point, measured to gain."""
+def bounded(one: PointFigures, low: float) -> PointFigures:
+    """The same point with another low end of its interval."""
     bounds = Interval(low=low, high=1.5, level=0.95)
     told = Ratio(n=3, ratio=1.2, interval=bounds, base=1.0, rung=1.2)
     return msgspec.structs.replace(one, tokens_per_s=told)
 
 
+def with_low(found: Speculated, batch: int, low: float) -> Speculated:
+    """The same answer, with another interval at one batch than the plan was made of."""
+    points = tuple(
+        bounded(one, low) if (one.batch, one.depth) == (batch, 8) else one for one in found.points
+    )
+    return msgspec.structs.replace(found, points=points)
+
+
 @pytest.mark.parametrize(("low", "holds"), [(1.1, False), (0.9, True)])
-def test_gain_beyond_noise_above_the_break_even_does_not_hold(
+def test_gain_beyond_noise_where_drafts_are_off_does_not_hold(
     found: Speculated, low: float, holds: bool
 ) -> None:
     """With eight streams nothing is drafted: what was measured to gain there contradicts that, if beyond noise."""
     assert above(found)[0]
-    points = tuple(
-        gaining(one, low) if (one.batch, one.depth) == (8, 8) else one for one in found.points
-    )
-    assert above(msgspec.structs.replace(found, points=points))[0] is holds
+    assert above(with_low(found, 8, low))[0] is holds
 
 
-def test_nothing_lies_above_a_break_even_that_was_not_reached(found: Speculated) -> None:
-    """Gains at every batch measured are no contradiction."""
-    even = msgspec.structs.replace(found.plan.break_even, batch=None)
-    plan = msgspec.structs.replace(found.plan, break_even=even)
-    assert above(msgspec.structs.replace(found, plan=plan))[0]
+@pytest.mark.parametrize(("low", "holds"), [(1.1, True), (0.9, False)])
+def test_drafting_whose_gain_is_within_its_noise_does_not_hold(
+    found: Speculated, low: float, holds: bool
+) -> None:
+    """Alone drafts are on: that needs a gain whose interval lies above 1, and not only a ratio that does."""
+    smallest = found.plan.choices[0]
+    assert (smallest.batch, smallest.depth) == (1, 8)
+    assert above(with_low(found, 1, low))[0] is holds
+
+
+def test_range_below_the_point_break_even_is_off_too(found: Speculated) -> None:
+    """Between the lower end of the range and its middle a gain is not shown, so nothing that is drafted is above it."""
+    even = found.plan.break_even
+    assert even.low is not None
+    assert even.batch is not None
+    assert even.low <= even.batch
+    assert f"above batch {even.off_at:.1f}" in above(found)[1]

@@ -14,9 +14,10 @@ from trimtab.diagnosis.calibration import (
 )
 
 
-def run(batch: int, rate: float, *, on: bool, accepted: int | None = None) -> BatchRun:
+def run(batch: int, rate: float, *, on: bool, accepted: int | None = None, at: int = 0) -> BatchRun:
     return BatchRun(
         batch=batch,
+        round=at,
         speculating=on,
         output_tokens=100,
         wall_s=100.0 / rate,
@@ -76,7 +77,8 @@ def test_table_pools_interleaved_runs_by_batch() -> None:
         [
             run(1, 40.0, on=False),
             run(1, 80.0, on=True, accepted=60),
-            run(1, 80.0, on=True, accepted=60),
+            run(1, 80.0, on=True, accepted=60, at=1),
+            run(1, 40.0, on=False, at=1),
             run(4, 100.0, on=False),
             run(4, 50.0, on=True, accepted=60),
         ],
@@ -88,6 +90,25 @@ def test_table_pools_interleaved_runs_by_batch() -> None:
     assert found.on[0].accepted_per_step == pytest.approx(2.5)
     assert found.off[0].accepted_per_step is None
     assert found.break_even_batch() == pytest.approx(3.0)
+    assert (found.off[0].rounds, found.on[0].rounds) == ((40.0, 40.0), (80.0, 80.0))
+
+
+def test_rounds_are_paired_and_one_that_a_side_lacks_is_left_out() -> None:
+    """Both sides of a round met the same prompt; whichever came first, its ratio is within the round."""
+    found = speculation_table(
+        [
+            run(1, 80.0, on=True, at=1),
+            run(1, 40.0, on=False, at=1),
+            run(1, 20.0, on=False, at=0),
+            run(1, 40.0, on=True, at=0),
+            run(1, 500.0, on=True, at=2),
+        ],
+        speculation=NGRAM,
+        content="edit",
+    )
+    assert (found.off[0].rounds, found.on[0].rounds) == ((20.0, 40.0), (40.0, 80.0))
+    (gain,) = found.gains()
+    assert (gain.low, gain.high) == pytest.approx((2.0, 2.0))
 
 
 def test_table_without_a_common_batch_is_an_error() -> None:

@@ -15,6 +15,7 @@ from served_kit import (
 
 from trimtab.core.budgets import Budget
 from trimtab.core.evidence import Readings, Window
+from trimtab.core.findings import Finding
 from trimtab.core.types import Phase, Resource, Technique
 from trimtab.diagnosis.served_advice import Activity, Outcome, ServedAdvice, WarningKind
 from trimtab.diagnosis.served_facts import CacheFacts, PromptTag, ServedFacts
@@ -441,6 +442,37 @@ def test_contradiction_is_said_and_lowers_confidence(against: Values) -> None:
     assert len(with_it.diagnosis.contradicts) == len(without.diagnosis.contradicts) + 1
     assert with_it.diagnosis.contradicts[-1].evidence != ()
     assert with_it.diagnosis.confidence < without.diagnosis.confidence
+
+
+def test_claim_that_rests_on_a_disputed_figure_is_less_sure_and_says_so() -> None:
+    """Two sources of the time per token; one of a figure that the claim does not rest on costs nothing."""
+    seen = served(DECODING)
+    sure = advise_served(seen, KNOWN).diagnosis
+    (cited,) = [item for item in seen.items if item.name == N.TPOT_MS_MEAN]
+    disputed = msgspec.structs.replace(cited, disputed="30 by the engine, 90 by its log")
+    other = msgspec.structs.replace(cited, id="x", name="unheard_of", disputed="1 and 2")
+    items = [disputed if item is cited else item for item in seen.items]
+    found = advise_served(Readings((*items, other)), KNOWN).diagnosis
+    assert found.confidence < sure.confidence
+    assert found.contradicts == (
+        *sure.contradicts,
+        Finding(
+            text="two sources of tpot_ms_mean disagree: 30 by the engine, 90 by its log",
+            evidence=(cited.id,),
+        ),
+    )
+    beside = advise_served(Readings((*seen.items, other)), KNOWN).diagnosis
+    assert beside.confidence == sure.confidence
+
+
+def test_hits_that_a_proxy_denies_lower_the_confidence_in_a_prefill() -> None:
+    """How much a prefill computes rests on them."""
+    values: Values = {**PREFILLING, N.PREFIX_HIT_SHARE: 0.1}
+    alone = advised(values, KNOWN).diagnosis
+    facts = msgspec.structs.replace(KNOWN, cache=CacheFacts(proxy_hit_share=0.9))
+    beside = advised(values, facts).diagnosis
+    assert beside.confidence < alone.confidence
+    assert beside.contradicts[-1].text.startswith("two sources of the hits disagree: 10%")
 
 
 def test_confidence_grows_with_independent_corroboration() -> None:

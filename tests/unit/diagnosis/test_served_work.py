@@ -63,6 +63,19 @@ def test_gauge_and_counters_that_differ_are_a_conflict() -> None:
     window = grew(rank(gauges={Gauge.PREFIX_HIT_SHARE: 0.95}, counters=counters))
     assert readings_of(window).value(ServedName.PREFIX_HIT_SHARE) == 0.0
     assert any("95.0% by the gauge and 0.0%" in one.text for one in notes_of(window))
+    kept = readings_of(window).get(ServedName.PREFIX_HIT_SHARE)
+    assert isinstance(kept, Evidence)
+    assert "95.0% by the gauge and 0.0%" in kept.disputed
+
+
+@pytest.mark.parametrize(("gauge", "disputed"), [(9_000.0, True), (3_000.0, False)])
+def test_rate_that_a_gauge_denies_says_so_itself(gauge: float, disputed: bool) -> None:
+    """The counters are kept; whoever rests on them can see that another source says otherwise."""
+    counters = {Counter.OUTPUT_TOKENS: 33_990.0}
+    window = grew(rank(gauges={Gauge.OUTPUT_TOKENS_PER_S: gauge}, counters=counters))
+    kept = readings_of(window).get(ServedName.OUTPUT_TOKENS_PER_S)
+    assert isinstance(kept, Evidence)
+    assert ("9000 tokens/s" in kept.disputed) is disputed
 
 
 def test_rates_need_a_length_of_time() -> None:

@@ -126,7 +126,23 @@ def test_record_leaves_out_what_was_refused() -> None:
     mixed = result("q4_0", 0.6, {"code": Verdict.FAIL, "prose": Verdict.PASS})
     text = lever_record(found(mixed, refused=("code",)))
     assert text is not None
-    assert tomllib.loads(text)["slice"] == ["label=prose"]
+    record = tomllib.loads(text)
+    assert record["slice"] == ["label=prose"]
+    assert record["condition"] == "requests labelled prose; code must stay with the original"
+    assert "(prose)" in record["quality_gate"]
+
+
+def test_record_claims_no_share_of_a_memory_that_was_not_measured() -> None:
+    """A file of half the size is not half of a machine's memory: the size is told, the share is not known."""
+    text = lever_record(found(result("q8_0", 0.7, BOTH)))
+    assert text is not None
+    (memory,) = [each for each in tomllib.loads(text)["moves"] if each["budget"] == "memory"]
+    assert "delta_share" not in memory
+    assert memory["because"] == "weights of 8.6 bits: a file of 145 MB instead of 270 MB"
+    (move,) = [
+        each for each in parse_record(text, source="x").moves if each.budget.value == "memory"
+    ]
+    assert move.delta_share is None
 
 
 def test_record_names_the_kv_precision_where_it_is_another() -> None:
@@ -146,7 +162,7 @@ def test_record_is_toml_whatever_stands_in_kinds_and_paths() -> None:
     assert text is not None
     record = tomllib.loads(text)
     assert record["slice"] == [f"label={odd}"]
-    assert record["condition"] == f"all traffic but {bad}"
+    assert record["condition"] == (f"requests labelled {odd}; {bad} must stay with the original")
     assert record["revision"]["model"] == str(Path('a "model" \U0001f600.gguf').resolve())
     assert odd in record["quality_gate"]
 

@@ -8,15 +8,16 @@ import msgspec
 import pytest
 from draft_kit import REVISION, FakeStage, Law, ask_of, edit
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.lever import TriggerAction
 from trimtab.core.revision import Speculation, SpeculationMethod
+from trimtab.core.stats import Interval
 from trimtab.core.types import Technique
 from trimtab.interfaces.speculate_cli import _Numbers
 from trimtab.interfaces.speculate_html import page
 from trimtab.interfaces.speculate_lever import lever_record, off_at
 from trimtab.interfaces.speculate_view import cut_rows, point_rows, summary_words
 from trimtab.levers.speculation_found import Speculated
-from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.short_record import complete, parse_record
 from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.speculate import Speculator
@@ -211,3 +212,28 @@ def test_speculation_of_an_answer_is_of_the_engine(paying: Speculated) -> None:
     )
     assert all(isinstance(one, Speculation) for one in paying.settings.values())
     assert msgspec.json.encode(paying)
+
+
+def test_expected_gain_is_not_that_of_answers_that_are_left_out(paying: Speculated) -> None:
+    """Answers of the same label bound to a schema whose validity is unknown: no figure of theirs is promised."""
+    (edit_cut,) = [one for one in paying.cuts if one.label == "edit" and one.temperature == 0.0]
+    far = msgspec.structs.replace(
+        edit_cut.tpot_ms, ratio=0.1, interval=Interval(low=0.05, high=0.15, level=0.95)
+    )
+    schema = msgspec.structs.replace(edit_cut, constraint="json_schema", tpot_ms=far)
+    both = msgspec.structs.replace(paying, cuts=(*paying.cuts, schema), schema_combinable=None)
+    with_it, without = (
+        tomllib.loads(lever_record(one) or "")
+        for one in (both, msgspec.structs.replace(paying, schema_combinable=None))
+    )
+    assert with_it["expected"] == without["expected"]
+    assert "constraint=json_schema" in with_it["without"]
+
+
+def test_validity_is_told_with_its_counts(paying: Speculated) -> None:
+    """As valid as without may be two of two thousand: the figures stand beside it."""
+    (line,) = [one for one in summary_words(paying) if "bound to a schema" in one]
+    assert "valid with drafts, " in line
+    unknown = msgspec.structs.replace(paying, schema_combinable=None)
+    (line,) = [one for one in summary_words(unknown) if "bound to a schema" in one]
+    assert "so left out" in line

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 from events_kit import lever_record
-from situations import LABELS, PREFILL_BOUND, readings, situation
+from situations import LABELS, PREFILL_BOUND, readings, situation, table
 
 from trimtab.core.budgets import BudgetMove, Budgets, BudgetUse
 from trimtab.core.lever import Actuation, Assessment, LeverRecordError, Situation
 from trimtab.core.types import Budget, Technique
 from trimtab.diagnosis.names import Name
 from trimtab.levers.catalog import catalog, routing_policy_of
-from trimtab.levers.choice import choose, in_order
+from trimtab.levers.choice import choose, in_order, why_not
 from trimtab.levers.prefix_caching import PrefixAffineRouting
 
 BOTH = readings(**PREFILL_BOUND, **LABELS)
@@ -79,6 +79,40 @@ def test_lever_that_cannot_be_moved_is_left_out_with_its_premise() -> None:
     _, because = choose(assessed(situation(BOTH)), 0.05, budgets=NO_BUDGETS)
     assert (
         "parallel_layout not chosen: its premise does not hold: the model does not fit" in because
+    )
+
+
+def test_lever_without_a_premise_says_the_premise_and_not_what_it_could_gain() -> None:
+    """A ceiling, however low, is no reason why a premise does not hold."""
+    calm = situation(readings(**LABELS, **{Name.LONG_UNCACHED_SHARE: 0.0}))
+    assert calm.diagnosis.ceiling(Technique.PREFILL_CHUNKING) is not None
+    _, because = choose(assessed(calm), 0.05, budgets=NO_BUDGETS)
+    said = {
+        name: text for name, _, text in (x.partition(" not chosen: ") for x in because.split(". "))
+    }
+    for lever, premise in (
+        ("smaller_prefill_chunk", "longest chunk gap in ms beside a prefill: "),
+        ("split_prefill_and_decode", "prefills stall decode for "),
+    ):
+        assert said[lever].startswith(f"its premise does not hold: {premise}"), said[lever]
+        assert "ceiling" not in said[lever]
+
+
+def test_adopted_lever_is_out_for_that_and_not_for_the_premise_it_has_relieved() -> None:
+    """No token is lost any more because the lever is on."""
+    calm = situation(readings(**LABELS), adopted=("prefix_affine_routing",))
+    routing = PrefixAffineRouting().assess(calm)
+    assert not routing.premise_holds
+    assert why_not(routing, NO_BUDGETS) == "already adopted"
+
+
+def test_gain_that_is_shown_and_too_small_is_called_that() -> None:
+    """1.03x beyond noise: the premise holds, and it is worth no restart."""
+    small = situation(readings(**LABELS), speculation=table({1: 1.03, 4: 0.9}))
+    assessment = catalog()["ngram_speculation"].assess(small)
+    assert (assessment.premise_holds, assessment.available) == (True, False)
+    assert why_not(assessment, NO_BUDGETS) == (
+        "speed at batch 1.0 is 1.03x: at least 1.05x is worth a restart"
     )
 
 

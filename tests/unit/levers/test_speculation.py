@@ -3,15 +3,15 @@
 import pytest
 from situations import GAINS_UNTIL_3, LABELS, NGRAM, readings, situation, table
 
+from trimtab.core.break_even import BreakEven
 from trimtab.core.cost import SpeculationTable
 from trimtab.core.cuts import Cut, Dimension
 from trimtab.core.gate import GateSpec, Metric, Question
 from trimtab.core.lever import Comparison, LeverRecord, TriggerSignal, TriggerSpec, check_record
 from trimtab.core.types import Budget
 from trimtab.diagnosis.names import Name, PerLabel
-from trimtab.levers.speculation import NgramSpeculation
+from trimtab.levers.speculation import SPEEDUP_MIN, NgramSpeculation
 from trimtab.levers.speculation_record import chunk_gap_margin, off_batch, triggers_of
-from trimtab.policies.speculation_model import BreakEven
 from trimtab.rollout.triggers import TriggerWatch, watch
 
 LEVER = NgramSpeculation()
@@ -48,11 +48,44 @@ def test_drafting_that_costs_more_than_it_saves_is_refused() -> None:
     assert "drafting costs more than the steps it saves" in found.because
 
 
+def test_gain_within_its_noise_is_not_switched_on() -> None:
+    """1.2x in rounds from 0.8x to 1.8x: the ratio alone would have moved it, its interval does not lie above 1."""
+    noisy = table({1: 1.2, 4: 0.7}, noise={1: 1.5})
+    found = LEVER.assess(situation(readings(**LABELS), speculation=noisy))
+    assert noisy.ratios()[0][1] > SPEEDUP_MIN
+    assert not found.premise_holds
+    assert "no gain beyond noise is shown at the smallest batch: 1.20x [" in found.because
+
+
+def test_batch_whose_interval_shows_no_gain_any_more_is_off_though_its_ratio_gains() -> None:
+    """Tight alone, noisy with four streams: at three it is off, below the point at which the ratios cross 1."""
+    noisy = table({1: 1.6, 4: 1.2, 8: 0.8}, noise={4: 1.5})
+    of = readings(**LABELS, **{Name.DECODE_BATCH_MEAN: 3.0})
+    found = LEVER.assess(situation(of, speculation=noisy))
+    assert not found.premise_holds
+    assert "up to where a gain is shown" in found.because
+    assert (noisy.break_even_batch() or 0.0) > 4.0
+    spec = batch_trigger(noisy)
+    assert 1.0 < spec.off_at < 3.0
+    assert spec.because.startswith(f"above batch {spec.off_at:.1f} no gain is shown")
+
+
+def test_batches_of_too_few_rounds_are_off_and_say_so() -> None:
+    """One round has no interval: nowhere on where that is the smallest batch, else off from that batch on."""
+    once = table({1: 1.8, 2: 1.6}, rounds={1: 1, 2: 1})
+    found = LEVER.assess(situation(readings(**LABELS), speculation=once))
+    assert not found.premise_holds
+    assert "1.80x at 1 (too few paired rounds for an interval)" in found.because
+    spec = batch_trigger(table({1: 1.8, 2: 1.6, 4: 1.5}, rounds={4: 1}))
+    assert spec.off_at == 2.0
+    assert spec.because == "batch 4 has too few paired rounds to tell whether it gains there"
+
+
 def test_batch_over_the_break_even_withdraws_the_premise() -> None:
     """At an observed batch above the measured break-even the premise does not hold."""
     found = LEVER.assess(situation(readings(**LABELS, **{Name.DECODE_BATCH_MEAN: 4.0})))
     assert not found.premise_holds
-    assert "over the break-even" in found.because
+    assert "over 3.0, up to where a gain is shown; break-even: 3.0 streams" in found.because
 
 
 def test_unmeasured_speculation_is_not_tried() -> None:
@@ -162,7 +195,7 @@ def test_gain_at_every_measured_batch_stops_where_measuring_stopped() -> None:
 @pytest.mark.parametrize(
     ("even", "because"),
     [
-        (None, "above batch 3.0 drafting loses aggregate throughput, on straight lines"),
+        (None, "above batch 3.0 no gain is shown; break-even: 3.0 streams [3.0, 3.0]"),
         (
             BreakEven(batch=5.0, low=4.0, high=7.0, measured_to=8),
             "above batch 4.0 no gain is shown; break-even: 5.0 streams [4.0, 7.0]",
@@ -191,10 +224,10 @@ def test_trigger_of_a_table_that_gains_throughout_says_where_measuring_stopped()
 
 
 def test_premise_says_which_figures_are_measured() -> None:
-    """The ratios are; the break-even lies on lines between them."""
+    """The ratios are, each with its interval; the break-even has a range of its own."""
     premise = LEVER.assess(situation(readings(**LABELS))).premise
-    assert "measured: 1.60x at 1" in premise
-    assert "break-even batch, on straight lines between those: 3.0" in premise
+    assert "measured: 1.60x [1.60, 1.60] at 1" in premise
+    assert "break-even batch, on straight lines between those: 3.0 streams [3.0, 3.0]" in premise
 
 
 def test_batch_of_20_90_60_40_30_switches_off_once_and_on_again_lower() -> None:

@@ -5,10 +5,13 @@ import pytest
 from trimtab.core.stats import Interval
 from trimtab.levers.speculation_depths import DepthPlan, PointFigures, plan_depths
 from trimtab.levers.speculation_found import (
+    CutFigures,
     Pays,
     judge_cut,
+    schema_combinable,
     verdict,
 )
+from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.quality.ladder import Ratio
 
 
@@ -163,3 +166,40 @@ def test_predicted_gain_that_is_not_shown_does_not_pay() -> None:
         "[0.81, 1.21] in 3 rounds; break-even: not reached up to batch 1 measured, may lie"
         in because
     )
+
+
+def bound_to_schema(off: int | None, on: int | None) -> CutFigures:
+    """A cut of eight answers, so many of them valid without and with drafts."""
+    return CutFigures(
+        label="record",
+        constraint="json_schema",
+        temperature=0.0,
+        repetition="",
+        requests=8,
+        looping=0,
+        counts=DraftCounts(),
+        drafted=0,
+        accepted=0,
+        tpot_ms=ratio(0.9),
+        pays=judge_cut(ratio(0.9), off, on),
+        valid_off=off,
+        valid_on=on,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cuts", "combinable"),
+    [
+        ([(8, 8)], True),
+        ([(8, 7)], False),
+        ([(0, 0)], None),
+        ([(0, 0), (3, 3)], True),
+        ([(None, None)], None),
+        ([], None),
+    ],
+)
+def test_answers_that_were_valid_in_none_show_no_validity(
+    cuts: list[tuple[int | None, int | None]], combinable: bool | None
+) -> None:
+    """Where nothing was valid without drafts nothing could become invalid: that is unknown and not as valid."""
+    assert schema_combinable([bound_to_schema(*each) for each in cuts]) is combinable

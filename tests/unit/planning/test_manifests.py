@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from trimtab.core.layout import Layout, PlanInputError
-from trimtab.planning.manifests import Deployment, command_of, kubernetes, ray_serve
+from trimtab.planning.launch_words import Maker, Server
+from trimtab.planning.manifests import CpuRoom, Deployment, command_of, kubernetes, ray_serve
 
 
 def deployment(layout: Layout, **fields: Any) -> Deployment:
@@ -24,7 +25,7 @@ def deployment(layout: Layout, **fields: Any) -> Deployment:
 
 def test_command_names_every_size_of_the_layout() -> None:
     """What is not 1 is passed, what is 1 is left to the engine."""
-    command = command_of(deployment(Layout(tp=4, pp=2, replicas=3), precision="fp8"))
+    command = command_of(deployment(Layout(tp=4, pp=2, replicas=3), quantization="fp8"))
     assert "--tensor-parallel-size 4" in command
     assert "--pipeline-parallel-size 2" in command
     assert "--data-parallel-size" not in command
@@ -102,3 +103,63 @@ def test_layout_that_the_engine_cannot_start_is_refused() -> None:
     """Experts over half of the ranks exist in other engines only."""
     with pytest.raises(PlanInputError, match="over all ranks"):
         command_of(deployment(Layout(tp=8, moe_tp=2, moe_ep=4)))
+
+
+def on_cpus(layout: Layout, **fields: Any) -> Deployment:
+    return deployment(
+        layout,
+        server=Server(device="a CPU", maker=Maker.CPU),
+        cpu=CpuRoom(kv_cache_bytes=1 << 29, memory_bytes=4 << 30, threads="0|1"),
+        **fields,
+    )
+
+
+def test_server_on_cpus_has_its_cache_and_threads_and_no_share_of_a_gpu() -> None:
+    """The command binds ranks to this machine's CPUs; a pod has others, so there each rank has one thread."""
+    replica = on_cpus(Layout(tp=2))
+    command = command_of(replica)
+    assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in command
+    assert "--kv-cache-memory-bytes 536870912" in command
+    assert "--gpu-memory-utilization" not in command
+    pod = kubernetes(replica)[0]["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+    assert "VLLM_CPU_OMP_THREADS_BIND=nobind" in pod
+    assert "OMP_NUM_THREADS=1" in pod
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields", "why"),
+    [
+        (Layout(tp=2, moe_ep=2), {}, "experts over CPUs"),
+        (Layout(tp=2), {"quantization": "fp8"}, "fails on a CPU"),
+        (Layout(tp=1), {}, "2 groups"),
+    ],
+)
+def test_what_does_not_run_on_cpus_is_refused(
+    layout: Layout, fields: dict[str, Any], why: str
+) -> None:
+    """As the launcher refuses it, and experts for want of its repair in the engine's image."""
+    with pytest.raises(PlanInputError, match=why):
+        command_of(on_cpus(layout, **fields))
+
+
+def test_ray_serves_accelerators_only() -> None:
+    """Nothing is written that was never seen to work."""
+    with pytest.raises(PlanInputError, match="accelerators"):
+        ray_serve(on_cpus(Layout(tp=2)))
+
+
+def test_folder_is_mounted_and_the_pod_starts_what_is_mounted() -> None:
+    """The command of a shell names the folder itself."""
+    replica = deployment(Layout(), model="/srv/made", is_folder=True)
+    assert "--model /srv/made " in command_of(replica)
+    pod = kubernetes(replica)[0]["spec"]["template"]["spec"]
+    assert "--model /models/qwen3-32b " in pod["containers"][0]["command"][-1]
+    assert "env" not in pod["containers"][0]
+
+
+def test_type_of_activations_is_in_every_form() -> None:
+    """A device without bfloat16 is served at float16 wherever it is started."""
+    replica = deployment(Layout(tp=4), dtype="float16")
+    (app,) = ray_serve(replica)["applications"]
+    assert app["args"]["llm_configs"][0]["engine_kwargs"]["dtype"] == "float16"
+    assert "--dtype float16" in command_of(replica)

@@ -176,3 +176,18 @@ def test_prompt_that_does_not_travel_counts_where_it_is_computed_after_all() -> 
     load.finished("q")
     left = load.view(0.0).replicas[0].prefill_tokens_outstanding
     assert (away, back, left) == (0, 500, 0)
+
+
+def test_prompt_sent_ahead_does_not_change_what_a_request_of_others_is_taken_for() -> None:
+    """It has no answer of its own, and its request counted where it is decoded."""
+    told = []
+    for ahead in (False, True):
+        load = fleet("a", "b")
+        for number in range(50):
+            load.admitted(f"q{number}", "a", prefill_tokens=100, decode_tokens=200)
+            if ahead:
+                load.admitted(f"q{number} ahead", "a", prefill_tokens=100, decode_tokens=0)
+        load.seen("b", now_s=1.0, kv_used_share=0.5, running=3, waiting=2)
+        told.append(work(load.view(2.0).replicas[1]))
+    assert told[0] == told[1]
+    assert told[0][3] > 0

@@ -5,7 +5,14 @@ import pytest
 from router_kit import query, router
 
 from trimtab.core.cost import CostModel
-from trimtab.core.handover import NO_LABELS, PrefillDecision, PrefillPlace, ReplicaLabels
+from trimtab.core.handover import (
+    NO_LABELS,
+    HandOverCause,
+    HandOverOutcome,
+    PrefillDecision,
+    PrefillPlace,
+    ReplicaLabels,
+)
 from trimtab.core.types import ReplicaState, Role
 from trimtab.policies.local_prefill import PrefillRules
 from trimtab.policies.prefill_pool import LinkRate, PrefillPool
@@ -58,8 +65,12 @@ def passing(made: Router) -> PrefillPool:
 
 
 def chosen(made: Router, asked: PrefillPool) -> PrefillDecision:
-    """Route another request to the only replica that decodes, and decide for it."""
-    return asked.choose(made.route(query(f"q{made.load.in_flight}")))
+    """Route another request to the only replica that decodes, decide for it, and begin what was decided."""
+    routed = made.route(query(f"q{made.load.in_flight}"))
+    decision = asked.choose(routed)
+    if decision.place is PrefillPlace.REMOTE:
+        asked.begun(decision, routed)
+    return decision
 
 
 @pytest.mark.parametrize("places", [(THERE, HERE), (NO_LABELS, HERE), (THERE, NO_LABELS)])
@@ -175,7 +186,9 @@ def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
 
     def coming(number: int) -> tuple[float, float]:
         asked_for = msgspec.structs.replace(query(f"q{number}"), now_s=float(number))
-        decision = asked.choose(made.route(asked_for))
+        routed = made.route(asked_for)
+        decision = asked.choose(routed)
+        asked.begun(decision, routed)
         assert decision.remote is not None
         return decision.remote.terms["coming"], decision.remote.terms["prefill"]
 
@@ -184,3 +197,55 @@ def test_arrivals_of_late_are_charged_to_the_replica_they_came_to() -> None:
     assert later[0] == pytest.approx(0.5 * later[1] ** 2 / 2000.0)
     asked.forget("a")
     assert coming(31)[0] == 0.0
+
+
+def test_prompt_that_was_only_predicted_to_travel_is_no_arrival_elsewhere() -> None:
+    """What is kept whole to be compared with, or cannot travel, never comes to a prefill replica."""
+    made = fleet(a=HERE)
+    asked, looked = pool(made), None
+    for _ in range(20):
+        looked = asked.choose(made.route(query(f"q{made.load.in_flight}"))).remote
+    assert looked is not None
+    assert looked.terms["coming"] == 0.0
+
+
+def test_what_a_replica_was_asked_in_another_role_is_no_prompt_sent_ahead() -> None:
+    """It decoded until now: whole requests that came to it do not come to it any more."""
+    made = fleet(a=HERE)
+    asked = pool(made)
+    for role in (Role.DECODE, Role.PREFILL):
+        made.load.set_replica(
+            id="a",
+            url="http://a",
+            role=role,
+            revision="v",
+            state=ReplicaState.READY,
+            slots=8,
+            kv_key="k",
+            labels=HERE,
+        )
+        for _ in range(20):
+            looked = asked.choose(made.route(query(f"q{made.load.in_flight}")))
+    assert looked.remote is not None
+    assert looked.remote.terms["coming"] == 0.0
+
+
+def test_hand_over_that_ends_after_its_replica_left_is_kept_nowhere() -> None:
+    """An engine's page may be read late: nobody would drop what is learned of a name that is gone."""
+    made = fleet(a=HERE)
+    asked = pool(made)
+    decision = chosen(made, asked)
+    made.load.remove_replica("a")
+    asked.forget("a")
+    asked.moved(decision, "d", tokens=1000.0, setup_ms=5.0, ms=100.0)
+    asked.judged(
+        decision,
+        "d",
+        0.0,
+        outcome=HandOverOutcome.FAILED,
+        cause=HandOverCause.SHORTFALL,
+        has_parcel=True,
+    )
+    assert decision.replica == "a"
+    assert asked.links.rates() == ()
+    assert asked.breakers._failures == {}

@@ -4,10 +4,8 @@ import pytest
 
 from trimtab.policies.ngram_drafts import DraftCounts
 from trimtab.policies.speculation_model import (
-    MeasuredRatio,
     StepMeasured,
     StepTimes,
-    break_even,
     on_line,
     predict,
 )
@@ -84,38 +82,6 @@ def test_rate_and_time_per_token_are_of_the_same_step() -> None:
     found = predict(times(), 4, 4, counts(10, (5, 5, 0, 0)))
     assert found.tokens_per_step == pytest.approx(2.0)
     assert found.tokens_per_s == pytest.approx(1000.0 * 4 / found.tpot_ms)
-
-
-def test_break_even_lies_between_the_batches_where_the_ratio_crosses() -> None:
-    """Its bounds are the crossings of the interval's ends."""
-    ratios = [
-        MeasuredRatio(batch=1, ratio=1.5, low=1.4, high=1.6),
-        MeasuredRatio(batch=4, ratio=1.1, low=0.9, high=1.3),
-        MeasuredRatio(batch=8, ratio=0.9, low=0.8, high=0.95),
-    ]
-    found = break_even(ratios)
-    assert found.batch == pytest.approx(6.0)
-    assert found.low == pytest.approx(1.0 + 3.0 * 0.4 / 0.5)
-    assert found.high == pytest.approx(4.0 + 4.0 * 0.3 / 0.35)
-
-
-def test_break_even_beyond_what_was_measured_is_told_as_none() -> None:
-    """It paid everywhere: where it stops is not known."""
-    found = break_even([MeasuredRatio(batch=1, ratio=1.5, low=1.2, high=1.8)])
-    assert (found.batch, found.low, found.high, found.measured_to) == (None, None, None, 1)
-
-
-def test_break_even_without_intervals_has_the_widest_bounds() -> None:
-    """One round tells no bound."""
-    found = break_even([MeasuredRatio(batch=1, ratio=1.5), MeasuredRatio(batch=2, ratio=0.9)])
-    assert found.batch == pytest.approx(1.0 + 0.5 / 0.6)
-    assert (found.low, found.high) == (0.0, None)
-
-
-def test_break_even_needs_a_measured_batch() -> None:
-    """Nothing measured is no break-even of 0."""
-    with pytest.raises(ValueError, match="no batch"):
-        break_even([])
 
 
 def test_line_goes_on_beyond_its_points_but_not_before_them() -> None:

@@ -68,6 +68,28 @@ def test_fifty_items_without_a_flip_do_not_pass_two_percent() -> None:
     assert 150 < found.needed < 300
 
 
+def test_sampled_items_that_never_differ_are_no_more_proof_than_others() -> None:
+    """Eight items, all right in all runs of both arms: their differences have no spread, and a third could be lost."""
+    same = [EvalAnswer((True, True, True))] * 8
+    found = gates(same, same)["evals, code"]
+    assert found.verdict is Verdict.HOLD
+    assert found.interval is not None
+    assert found.interval.high > 0.3
+    enough = [EvalAnswer((True, True, True))] * 300
+    assert gates(enough, enough)["evals, code"].verdict is Verdict.PASS
+
+
+def test_one_sampled_item_that_loses_a_run_is_bounded_by_counts() -> None:
+    """One of 40 loses a run of three: nobody can tell from one how many others would, or by how much."""
+    base = [EvalAnswer((True, True, True))] * 40
+    rung = [EvalAnswer((True, True, False)), *base[1:]]
+    found = gates(base, rung)["evals, code"]
+    assert found.verdict is Verdict.HOLD
+    assert found.interval is not None
+    assert found.interval.low <= found.harm <= found.interval.high
+    assert found.because.startswith("1 of 40 items got worse, 0 better")
+
+
 def test_floor_is_the_largest_difference_between_runs_of_the_original() -> None:
     """Of four items one flips in run two and two in run three: half the items between the best and the worst run."""
     runs = [(True, True, False), (True, False, False), (True, True, True), (False, False, False)]

@@ -17,6 +17,7 @@ from trimtab.quality.ladder import (
     Stage,
     bar_of,
     choose,
+    is_shown_faster,
     llamacpp_ladder,
     ratio_of,
     verdict_of,
@@ -177,6 +178,25 @@ def test_choice_takes_fewer_bits_where_they_are_told_apart() -> None:
     """Clearly faster and of passing quality."""
     eight, four = result("q8", 8, 0.7, BOTH_PASS), result("q4", 4, 0.5, BOTH_PASS)
     assert choose([ORIGINAL, eight, four], kv_binds=False).rung == "q4"
+
+
+def test_rung_inside_the_noise_of_a_better_one_of_more_bits_is_not_taken() -> None:
+    """0.85 [0.83, 0.87] lies below the 0.90 of more bits, which may be anything from 0.80 to 1.00 itself."""
+    original = result("f16", 16.0, 1.0, BOTH_PASS)
+    wide = result("q8_0", 8.5, 0.89, BOTH_PASS, width=0.10)
+    narrow = result("q5_0", 5.5, 0.85, BOTH_PASS, width=0.02)
+    assert choose([original, wide, narrow], kv_binds=False).rung == "q8_0"
+    faster = result("q5_0", 5.5, 0.70, BOTH_PASS, width=0.02)
+    assert choose([original, wide, faster], kv_binds=False).rung == "q5_0"
+
+
+def test_two_rungs_are_told_apart_by_the_noise_of_both() -> None:
+    """An interval against a point would forget that the point was measured, too."""
+    assert not is_shown_faster(ratio(0.85), ratio(0.87))
+    assert is_shown_faster(ratio(0.80), ratio(0.87))
+    assert not is_shown_faster(ratio(0.87), ratio(0.80))
+    unknown = msgspec.structs.replace(ratio(0.1), interval=None)
+    assert not is_shown_faster(unknown, ratio(0.87))
 
 
 def test_rung_that_fails_everywhere_is_never_chosen() -> None:

@@ -37,6 +37,11 @@ def passage() -> Passage:
     return Passage(DECISION, cast(Any, source), cast(Any, target), cast(Any, None), 0.0)
 
 
+def written(pool: SimpleNamespace) -> HandOverBooks:
+    clock = HandClock()
+    return HandOverBooks(cast(Any, pool), SpySink(clock), clock.wall_s)
+
+
 def test_what_the_gateway_moves_is_on_its_link_until_it_has_come() -> None:
     """Each knows how many were there when it began."""
     links = OnLinks(HandClock().mono_s)
@@ -83,8 +88,8 @@ def test_link_learns_what_a_hand_over_would_have_taken_alone(
 ) -> None:
     """30 ms beside two others is 10 ms; a prompt is saved alone, whoever shares the link afterwards."""
     learned: list[float] = []
-    pool = SimpleNamespace(moved=lambda *_, ms, **__: learned.append(ms))
-    books, one, heard = HandOverBooks(cast(Any, pool), SpySink(HandClock())), passage(), []
+    pool = SimpleNamespace(sends_whole=True, moved=lambda *_, ms, **__: learned.append(ms))
+    books, one, heard = written(pool), passage(), []
     one.sharing = sharing
     told = HandOver(
         request_id="q",
@@ -98,3 +103,28 @@ def test_link_learns_what_a_hand_over_would_have_taken_alone(
     books.listen(heard.append)
     books.tell(one, told, "e")
     assert (learned, heard) == ([learned_ms], [told])
+
+
+@pytest.mark.parametrize(
+    ("sends_whole", "held", "learned_from"),
+    [(True, 80, 100.0), (False, 80, 20.0), (False, None, 100.0)],
+)
+def test_link_learns_from_the_tokens_that_it_carried(
+    sends_whole: bool, held: int | None, learned_from: float
+) -> None:
+    """An engine that fetches leaves out what it holds; to divide by it too would make its link five times as fast."""
+    learned: list[float] = []
+    pool = SimpleNamespace(
+        sends_whole=sends_whole, moved=lambda *_, tokens, **__: learned.append(tokens)
+    )
+    told = HandOver(
+        request_id="q",
+        source="p",
+        target="d",
+        outcome=HandOverOutcome.DELIVERED,
+        tokens_sent=100,
+        held_tokens=held,
+        transfer_ms=30.0,
+    )
+    written(pool).tell(passage(), told, "e")
+    assert learned == [learned_from]

@@ -42,3 +42,11 @@ def test_operation_of_an_unknown_kind_may_ask_for_anything() -> None:
     """Then no matrix and no family of tables is left out."""
     found = wanted_by(spec(GEMM, {"SparseAttention": {"n": 8}}))
     assert (found.matrices, found.known) == ((), False)
+
+
+def test_families_are_asked_by_kinds_of_operations_alone() -> None:
+    """With matrices and latent attention nobody asks for experts; an unknown kind may ask for anything."""
+    found = wanted_by(spec(GEMM, LATENT))
+    told = [found.asks(each) for each in ("gemm", "comm", "mla", "moe", "mhc")]
+    assert told == [True, True, True, False, False]
+    assert wanted_by(spec({"SparseAttention": {"n": 8}})).asks("moe")

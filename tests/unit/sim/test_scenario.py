@@ -9,6 +9,7 @@ from trimtab.sim.scenario import (
     parse_variant,
     varied,
 )
+from trimtab.sim.specs import roles_spec
 
 GOOD = """name = "x"
 warm_s = 1
@@ -121,6 +122,17 @@ def test_error_in_roles_or_speculation_names_line_and_field(old: str, new: str, 
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(GOOD + ROLES.replace(old, new), source="x.toml")
     assert told in str(caught.value)
+
+
+def test_prefill_side_is_predicted_with_the_budget_that_it_runs() -> None:
+    """As live replicas are: a step of theirs is as large as configured, and a step of the others what it is."""
+    text = GOOD + ROLES.replace("prefill = 1", "prefill = 1\nprefill_budget_tokens = 512")
+    spec = roles_spec(parse_scenario(text, source="x.toml"))
+    alike = roles_spec(parse_scenario(GOOD + ROLES, source="x.toml"))
+    assert spec is not None
+    assert alike is not None
+    assert (spec.rules.stall_chunk, spec.rules.prefill_chunk) == (2048, 512)
+    assert (alike.rules.stall_chunk, alike.rules.prefill_chunk) == (2048, 2048)
 
 
 def test_roles_need_paged_replicas_and_slow_links_need_roles() -> None:
