@@ -11,15 +11,17 @@ import msgspec
 from trimtab.core.layout import Cluster, Demand, EstimateSource, Expected, Layout, Link
 
 
-def doubts_of(
-    layout: Layout, demand: Demand, cluster: Cluster | None, link: Link | None
-) -> Iterator[str]:
-    """Give what is left out; `link`: that of a stage's ranks, None for a single one."""
+def draft_doubts(demand: Demand) -> Iterator[str]:
+    """Give what is left out of a demand's drafts."""
     if demand.draft_tokens:
         yield (
             "drafts: the time and memory of what makes them are not counted, and their acceptance is as told: "
             "tokens may take longer than this"
         )
+
+
+def link_doubts(layout: Layout, cluster: Cluster | None, link: Link | None) -> Iterator[str]:
+    """Give what is left out of a layout's messages; `link`: that of a stage's ranks, None for a single one."""
     if link is not None and not link.bytes_per_s:
         yield f"ranks: the rate of their link ({link.name}) is not known: talking may take longer than counted"
     if cluster is None or layout.pp < 2 or layout.devices_per_replica <= cluster.devices:

@@ -204,16 +204,8 @@ def memory_fit(
         kv = kv_space_bytes
         if kv is None:
             kv = _left_for_kv(parts, device, utilisation, engine)
-        taken = sum(part.bytes for part in parts) + kv
-        room = _Room(
-            device=device,
-            kept=MemoryPart(
-                name="kept free", bytes=device - taken, because=_kept_because(utilisation, engine)
-            ),
-            kv=kv,
-            context=context,
-            told=told,
-        )
+        kept = _kept_free(parts, kv, device, _kept_because(utilisation, engine))
+        room = _Room(device=device, kept=kept, kv=kv, context=context, told=told)
         found.append(_fit(parts, layout, need, room))
     return min(found, key=lambda fit: (fit.streams, fit.kv_bytes))
 
@@ -340,6 +332,11 @@ def _left_for_kv(
             return share * free if free > 0.0 else free
         case _:
             return free - (1.0 - share) * device
+
+
+def _kept_free(parts: tuple[MemoryPart, ...], kv: float, device: float, because: str) -> MemoryPart:
+    taken = sum(part.bytes for part in parts) + kv
+    return MemoryPart(name="kept free", bytes=device - taken, because=because)
 
 
 def _kept_because(share: float, engine: EngineKind) -> str:

@@ -14,7 +14,7 @@ from trimtab.core.layout import Cluster, Demand, EstimateSource, Expected, Layou
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.consensus import AgreedTimes
-from trimtab.planning.doubts import doubted, doubts_of
+from trimtab.planning.doubts import doubted, draft_doubts, link_doubts
 from trimtab.planning.estimate import Bounds, Extra, Replica
 from trimtab.planning.exchange import Exchange, exchange_of
 from trimtab.planning.kernel_port import KernelTables, NoTimes, Parted, Serving, StepTimes
@@ -72,6 +72,7 @@ class TableEstimator:
         self._kv_bits = served.kv_bits or STORED_KV_BITS
         self._fits: dict[tuple[Layout, int], MemoryFit] = {}
         self._times: dict[Layout, StepTimes] = {}
+        self._doubts: dict[Layout, tuple[str, ...]] = {}
         self._replicas: dict[tuple[Layout, Bounds], Replica] = {}
         self._expected: dict[tuple[Layout, Demand], Expected] = {}
 
@@ -104,7 +105,7 @@ class TableEstimator:
         if key not in self._expected:
             fit = self.fit(one, demand)
             bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
-            doubts = tuple(doubts_of(one, demand, self._cluster, self._joined(one)))
+            doubts = (*draft_doubts(demand), *self._unjoined(one))
             self._expected[key] = doubted(self._replica(one, bounds).expected(demand), doubts)
         return self._expected[key]
 
@@ -194,9 +195,12 @@ class TableEstimator:
         wide = self._cluster is not None and ranks > self._cluster.devices
         return layout.tp if layout.moe_ep > 1 and (wide or self._exchange(layout)) else ranks
 
-    def _joined(self, layout: Layout) -> Link | None:
-        """The link that ranks of a stage do talk over; None where there is one rank."""
-        return self._link(layout) if self._collective_ranks(layout) > 1 else None
+    def _unjoined(self, layout: Layout) -> tuple[str, ...]:
+        """What is left out of a layout's messages, as links are not known."""
+        if layout not in self._doubts:
+            link = self._link(layout) if self._collective_ranks(layout) > 1 else None
+            self._doubts[layout] = tuple(link_doubts(layout, self._cluster, link))
+        return self._doubts[layout]
 
     def _link(self, layout: Layout) -> Link | None:
         """The link that the ranks of a stage talk over: between nodes where they do not fit into one."""
