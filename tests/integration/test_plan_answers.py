@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from plan_cli_kit import planned
+
+from trimtab.interfaces.plan_cli import plan
 
 SIZES = ("--isl", 2000, "--osl", 500)
 SMALL = ("--model", "qwen3-32b", "--hardware", "H100:2", *SIZES)
@@ -80,6 +83,24 @@ def test_arrivals_far_beyond_what_is_served_are_said_in_requests() -> None:
     found = planned(*SMALL, "--rate", 5000, "--tpot-ms", 20)
     assert "requests per second come to a replica that serves" in found.answer["because"]
     assert "busy" not in found.answer["because"]
+
+
+def test_cost_of_a_trace_is_told_for_its_busiest_minute_and_over_all_of_it(tmp_path: Path) -> None:
+    """One busy minute and nine idle ones: the fleet is sized for the first and paid for through all."""
+    times = [second / 4 for second in range(240)] + [60.0 + 10 * at for at in range(55)]
+    rows = [
+        {"timestamp": round(1000 * at), "input_length": 512, "output_length": 100, "hash_ids": [n]}
+        for n, at in enumerate(times)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--model", "qwen3-32b", "--hardware", "H100:4", "--trace", path, "--price", 2)
+    cost = planned(*words).answer["capacity"]["cost"]
+    most, over = cost["per_million_output_tokens"], cost["over_trace"]["per_million_output_tokens"]
+    assert over > 4 * most
+    shown = " ".join(CliRunner().invoke(plan, [str(word) for word in words]).stdout.split())
+    assert f"In the trace's busiest window {most:.3g} a million output tokens" in shown
+    assert f"Over the whole trace {over:.3g} a million output tokens" in shown
 
 
 def test_trace_that_repeats_is_told_and_counted_when_asked(tmp_path: Path) -> None:

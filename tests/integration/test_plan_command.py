@@ -37,6 +37,11 @@ LOAD = ("--isl", 1000, "--osl", 200)
         ((*LLAMA, "--tpot-ms", "nan"), "tpot_ms", "1"),
         ((*LLAMA, "--rate", "inf"), "rate", "1000000000"),
         ((*LLAMA, "--price", "nan"), "price", "0"),
+        ((*LLAMA, "--price", "1e308"), "price", "1000000000"),
+        ((*LLAMA, "--draft-tokens", "1000000"), "draft_tokens", "64"),
+        ((*LLAMA, "--draft-tokens", "-1"), "draft_tokens", "0"),
+        ((*LLAMA, "--measure", "--url", "TP2=http://"), "url", "TP2=http://host:8000"),
+        ((*LLAMA, "--measure", "--url", "TP2=http://host:port"), "url", "TP2=http://host:8000"),
         ((*LLAMA, "--ep", "2"), "ep", "1"),
         ((*LLAMA, "--tp", "3"), "tp", "2 or 4"),
         ((*LLAMA, "--tp", "8", "--replicas", "2"), "hardware", "16 devices"),
@@ -77,11 +82,14 @@ def test_nothing_that_meets_the_targets_ends_with_1_and_names_the_nearest() -> N
     assert "comes nearest" in found.answer["because"]
 
 
-def test_every_byte_of_a_rank_is_accounted_for() -> None:
-    """The parts and what is left for KV are what the engine may take."""
-    memory = planned(*LLAMA, *LOAD, "--concurrency", 8).answer["chosen"]["memory"]
-    taken = sum(part["bytes"] for part in memory["parts"])
-    assert taken + memory["kv_bytes"] == pytest.approx(memory["usable_bytes"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_byte_of_a_rank_is_accounted_for(engine: str) -> None:
+    """The parts, what is left for KV and what is kept free are the device, for every engine."""
+    words = ("--concurrency", 8, "--engine", engine)
+    memory = planned(*LLAMA, *LOAD, *words).answer["chosen"]["memory"]
+    taken = sum(part["bytes"] for part in memory["parts"]) + memory["kv_bytes"]
+    assert taken == pytest.approx(memory["usable_bytes"])
+    assert taken + memory["kept"]["bytes"] == pytest.approx(memory["device_bytes"])
     assert all(part["because"] for part in memory["parts"])
 
 
@@ -249,3 +257,44 @@ def test_devices_add_work_to_a_replica_at_a_rate_too() -> None:
     assert [each["devices"] for each in rows] == [1, 2, 4, 8]
     assert all(each["adds_tokens_per_s"] > 0 for each in rows[1:])
     assert 0.5 < rows[1]["efficiency"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--expert-skew", 1.5), "expert_skew"),
+        (("--collective", "deepep"), "collective"),
+        (("--node-link", "ib400"), "node_link"),
+    ],
+)
+def test_fact_that_nothing_depends_on_is_said_to_be_unused(
+    words: tuple[object, ...], field: str
+) -> None:
+    """A dense model has no experts and one node no neighbour: the answer is that without the fact, and says so."""
+    plain, told = (planned(*LLAMA, *LOAD, "--concurrency", 8, *more) for more in ((), words))
+    assert told.answer["chosen"] == plain.answer["chosen"]
+    assert told.answer["hardware"]["node_link"] is None
+    (said,) = [each for each in told.answer["unknown"] if each.startswith(f"{field}:")]
+    assert "not used" in said
+
+
+def test_validation_refuses_what_it_does_not_use(tmp_path: Path) -> None:
+    """A model beside a table would seem to be validated."""
+    done = CliRunner().invoke(plan, ["--validate", str(tmp_path / "t.csv"), "--model", "qwen3-32b"])
+    assert done.exit_code == 2
+    assert "--model" in done.stderr
+
+
+def test_target_that_an_answer_of_one_token_is_not_judged_by_is_not_denied() -> None:
+    """One was given: it is said to judge nothing, not that there is none."""
+    found = planned(*LLAMA, "--isl", 1000, "--osl", 1, "--rate", 2, "--tpot-ms", 5)
+    assert "no target to judge an answer of one token by" in found.answer["because"]
+
+
+def test_file_that_is_called_gguf_and_is_none_is_no_json(tmp_path: Path) -> None:
+    """It is told by what a GGUF file begins with."""
+    path = tmp_path / "m.gguf"
+    for content, told in ((b"", "is empty"), (b"GGUG" + bytes(60), "begins with")):
+        path.write_bytes(content)
+        found = planned("--model", path, "--hardware", "H100:2", *LOAD)
+        assert (found.code, "JSON" in found.error, told in found.error) == (3, False, True)

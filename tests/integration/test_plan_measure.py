@@ -74,6 +74,20 @@ def test_measurements_replace_estimates_and_both_plans_are_shown(
     )
 
 
+def test_server_of_a_layout_that_is_not_measured_is_said_to_be_unused(
+    servers: tuple[str, str],
+) -> None:
+    """Nothing is asked of it, and the reader is told instead of left to wonder."""
+    one = servers[0]
+    done = run(*ASKED, *LOAD, "--measure", "--url", f"single={one}", "--url", f"TP8={one}")
+    told = " ".join(done.stderr.split())
+    assert (
+        f"not used: TP8 at {one}: the plan asks for no measurement of it, but of one device" in told
+    )
+    none = run(*ASKED, *LOAD, "--measure", "--url", f"TP8={one}")
+    assert (none.exit_code, "no measurement of it" in none.stderr) == (3, True)
+
+
 def test_measurement_without_a_server_says_how_to_give_one(servers: tuple[str, str]) -> None:
     """What can be run is run; of the other it is said what is missing."""
     done = run(*ASKED, *LOAD, "--measure", "--url", f"single={servers[0]}", "--json")

@@ -135,6 +135,9 @@ class LawEstimator:
             ),
             device_bytes=self._device_bytes,
             usable_bytes=usable,
+            kept=MemoryPart(
+                name="kept free", bytes=self._device_bytes - usable, because="a tenth of the device"
+            ),
             kv_bytes=left,
             kv_tokens=max(0.0, streams * whole),
             kv_bytes_per_token_rank=each,

@@ -92,6 +92,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """All devices."""
         return self.devices * self.nodes
 
+    @property
+    def joint(self) -> Link | None:
+        """The link between nodes; one node is joined to no other."""
+        return self.node_link if self.nodes > 1 else None
+
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What traffic asks of the whole fleet: mean tokens of a request, and streams at once or requests per second.
@@ -145,9 +150,9 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Every byte of the fullest rank: `parts` before the KV cache, and what is left for it.
+    """Every byte of the fullest rank: `parts` before the KV cache, what is left for it, and what is kept free.
 
-    `device_bytes`: the memory of a device; `usable_bytes`: the part that the engine may take; `kv_bytes`: what is left
+    The three sum up to `device_bytes`, the memory of a device; parts and KV alone to `usable_bytes`. `kv_bytes`: left
     for KV on a rank, negative where the rest does not even fit; `kv_tokens`: tokens of KV a replica holds at once;
     `streams`: how many streams of the longest context those are; `fits`: at least one stream does, with headroom kept.
     """
@@ -155,6 +160,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[MemoryPart, ...]
     device_bytes: float
     usable_bytes: float
+    kept: MemoryPart
     kv_bytes: float
     kv_tokens: float
     kv_bytes_per_token_rank: float

@@ -15,16 +15,25 @@ from typing import Final
 import msgspec
 
 from trimtab.core.model_parts import PartName, WeightPart
+from trimtab.core.nearest import nearest_names
 from trimtab.core.ports import EngineFormatError
 from trimtab.core.served import ModelShape
 from trimtab.engines.gguf import GGUFHeader
-from trimtab.engines.model_families import FAMILIES, Config, Family, experts_of, linear_layers
+from trimtab.engines.model_families import (
+    FAMILIES,
+    Config,
+    Family,
+    experts_of,
+    layer_kinds,
+    linear_layers,
+)
 from trimtab.engines.model_matrices import count_parts
 from trimtab.engines.model_weights import Stored, stored_parts
 
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 KV_BYTES_PER_VALUE: Final = 2.0
 """The cache precision that engines use unless told otherwise: 16 bit."""
+_USUAL: Final = ("llama", "mixtral", "qwen3")
 _INDEX_KEY_SCALE_BYTES: Final = 4.0
 
 
@@ -133,7 +142,7 @@ def _feed_forward_width(config: Config, experts: int | None) -> int | None:
 def _head_sizes(config: Config, hidden: int, latent: int | None) -> tuple[int, int, int]:
     """Heads, KV heads, values of one KV head; a latent vector with its rotary part counts as one KV head."""
     heads = config.need("num_attention_heads", "n_head")
-    kv_heads = 1 if latent else config.count("num_key_value_heads") or heads
+    kv_heads = 1 if latent else config.above_zero("num_key_value_heads") or heads
     if heads % kv_heads:
         near = max(
             count for count in range(1, heads + 1) if heads % count == 0 and count <= kv_heads
@@ -141,16 +150,21 @@ def _head_sizes(config: Config, hidden: int, latent: int | None) -> tuple[int, i
         raise EngineFormatError(
             f"its {heads} heads do not divide over num_key_value_heads {kv_heads}; nearest valid: {near}"
         )
-    size = config.count("head_dim") or hidden // heads
     if latent:
-        size = latent + (config.count("qk_rope_head_dim") or 0)
-    if size < 1:
-        raise EngineFormatError(f"its {heads} heads do not fit into hidden_size {hidden}")
-    return heads, kv_heads, size
+        return heads, kv_heads, latent + (config.count("qk_rope_head_dim") or 0)
+    size = config.above_zero("head_dim")
+    if size is None and hidden % heads:
+        near = heads * max(1, round(hidden / heads))
+        raise EngineFormatError(
+            f"its hidden_size {hidden} does not divide over {heads} heads and it has no head_dim; nearest valid: {near}"
+        )
+    return heads, kv_heads, size or hidden // heads
 
 
 def _uncounted(kind: str) -> Stored:
-    told = f"architecture {kind or 'unnamed'!r} is not known: parameters not counted"
+    near = nearest_names(kind, FAMILIES) if kind else ()
+    like = f"; nearest valid: {' or '.join(near or _USUAL)}"
+    told = f"model_type {kind!r} is not known: parameters not counted{like}"
     return Stored(notes=(told,))
 
 
@@ -174,10 +188,10 @@ def _of(parts: tuple[WeightPart, ...], name: PartName) -> WeightPart:
 def _window(config: Config, family: Family | None, layers: int) -> tuple[int | None, int]:
     """Return the window in tokens and how many layers have it."""
     window = config.count("sliding_window")
-    kinds = config.get("layer_types")
+    kinds = layer_kinds(config, layers)
     if window is None or not config.flag("use_sliding_window", default=True):
         return None, 0
-    if isinstance(kinds, list):
+    if kinds is not None:
         return window, sum(kind == "sliding_attention" for kind in kinds)
     every = config.count("sliding_window_pattern") or (family.window_every if family else 0)
     if not every:

@@ -1,5 +1,6 @@
 """What architectures have that their configuration does not say, and a reader of counts out of a configuration."""
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -85,6 +86,15 @@ FAMILIES: Final = {
 }
 
 
+def _nearest_count(value: object) -> int:
+    """Return the count that a value comes nearest to: a number that is written as words or with a point counts."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else 1.0
+    except (ValueError, OverflowError):
+        return 1
+    return round(min(max(number, 1.0), _COUNT_MAX)) if math.isfinite(number) else 1
+
+
 class Config:
     """Reads counts out of a configuration; a value that is no count is an error that names its key."""
 
@@ -100,9 +110,12 @@ class Config:
             if value is None or value is False:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise EngineFormatError(f"its {name} is {value!r} and no count")
+                near = _nearest_count(value)
+                raise EngineFormatError(
+                    f"its {name} is {value!r} and no count; nearest valid: {near}"
+                )
             if value > _COUNT_MAX:
-                raise EngineFormatError(f"its {name} claims {value}")
+                raise EngineFormatError(f"its {name} claims {value}; nearest valid: {_COUNT_MAX}")
             return value or None
         return None
 
@@ -114,6 +127,15 @@ class Config:
             what = f"its {zero[0]} is 0; nearest valid: 1" if zero else f"it has no {names[0]}"
             raise EngineFormatError(what)
         return found
+
+    def above_zero(self, name: str) -> int | None:
+        """Return a count that may be left out or null, but not be 0."""
+        found = self.count(name)
+        return self.need(name) if found is None and self._data.get(name) == 0 else found
+
+    def default(self, *names: str) -> int | None:
+        """Return what a configuration of this family has where it names none of a key's names."""
+        return next((self._defaults[name] for name in names if name in self._defaults), None)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a truth value; null and absence are the default."""
@@ -133,10 +155,22 @@ class Config:
         return self._data.get(name)
 
 
+def layer_kinds(config: Config, layers: int) -> list[object] | None:
+    """Return the kind of each layer, None where none is named; more are those of layers that draft tokens."""
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list):
+        return None
+    if len(kinds) < layers:
+        raise EngineFormatError(
+            f"its layer_types names {len(kinds)} of {layers} layers; nearest valid: {layers} of them"
+        )
+    return kinds[:layers]
+
+
 def linear_layers(config: Config, layers: int) -> int:
     """How many layers have linear attention and so a state instead of a KV cache."""
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
+    kinds = layer_kinds(config, layers)
+    if kinds is not None:
         return sum(kind == "linear_attention" for kind in kinds)
     every = config.count("full_attention_interval")
     if every is None or not config.has("linear_num_value_heads"):
@@ -147,13 +181,22 @@ def linear_layers(config: Config, layers: int) -> int:
 def experts_of(config: Config) -> tuple[int | None, int | None]:
     """Return routed experts of a layer and how many a token meets, both None for a dense model.
 
-    A mixture of which one of the two is missing is an error; a number of experts that is 0 or null says dense.
+    A mixture of which one of the two is missing is an error; a number of experts that is 0 or null says dense, in a
+    family that has dense models.
     """
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     experts = config.count(*names)
     per_token = config.count("num_experts_per_tok", "experts_per_token")
     if experts and per_token and per_token > experts:
-        raise EngineFormatError(f"its tokens meet {per_token} of {experts} experts")
+        raise EngineFormatError(
+            f"its num_experts_per_tok is {per_token} of {experts} experts; nearest valid: {experts}"
+        )
+    usual = config.default(*names)
+    zero = next((name for name in names if config.get(name) == 0), None)
+    if not experts and usual and zero:
+        raise EngineFormatError(
+            f"its {zero} is 0 and its family has mixtures only; nearest valid: 1, usual: {usual}"
+        )
     if experts and not per_token:
         raise EngineFormatError(f"it has {experts} experts and no num_experts_per_tok")
     if per_token and not experts and not any(config.names(name) for name in names):

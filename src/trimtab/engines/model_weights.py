@@ -36,6 +36,10 @@ NARROWED: Final = (
 )
 """The parts that quantisation narrows unless a checkpoint leaves some of them out."""
 
+_METHODS: Final = (
+    "fp8", "gptq", "awq", "mxfp4", "modelopt", "compressed-tensors", "bitsandbytes", "nvfp4",
+    "fbgemm_fp8",
+)  # fmt: skip
 _LEFT_OUT_KEYS: Final = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 # How lists of modules that are left out name a part, behind the number of the layer.
 _MODULES: Final[Mapping[PartName, tuple[str, ...]]] = {
@@ -60,12 +64,21 @@ def stored_parts(config: Mapping[str, object], parts: tuple[WeightPart, ...]) ->
     """Return counted parts with the bits that a configuration says, and what must be known about them."""
     base, notes = _base_bytes(config)
     quantized = config.get("quantization_config")
+    if quantized is not None and not isinstance(quantized, Mapping):
+        raise EngineFormatError(
+            f"its quantization_config is {quantized!r} and no object; nearest valid: "
+            f'{{"quant_method": "{_nearest_methods(str(quantized))[0]}"}}'
+        )
     if not isinstance(quantized, Mapping):
         return Stored(parts=_widened(parts, 8.0 * base), notes=notes)
     method = str(quantized.get("quant_method") or quantized.get("quant_algo") or "")
     bits = _bits(method.lower(), quantized)
     if bits is None:
-        note = f"quantization {method or 'unnamed'!r} is not known: size unknown"
+        near = " or ".join(_nearest_methods(method))
+        note = (
+            f"quant_method {method!r} of its quantization_config is not known or lacks its bits: size unknown; "
+            f"nearest valid: {near}"
+        )
         return Stored(notes=(*notes, note))
     left_out = _left_out(quantized, parts)
     narrowed = (PartName.EXPERTS,) if method.lower() == "mxfp4" else NARROWED
@@ -83,6 +96,10 @@ def stored_parts(config: Mapping[str, object], parts: tuple[WeightPart, ...]) ->
             f"weights at {bits:.3g} bits ({method}), embeddings and norms at {8 * base:.0f}{kept}",
         ),
     )
+
+
+def _nearest_methods(method: str) -> tuple[str, ...]:
+    return nearest_names(method, _METHODS) or _METHODS
 
 
 def _widened(parts: tuple[WeightPart, ...], bits: float) -> tuple[WeightPart, ...]:

@@ -26,12 +26,13 @@ NOTHING_MEETS = 1
 
 
 class MemoryAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Every byte of the fullest rank. `kv_copies`: how often a replica holds the same KV, null if unknown."""
+    """Every byte of the fullest rank: `parts`, `kv_bytes` and `kept` sum up to `device_bytes`."""
 
     fits: bool
     because: str
     device_bytes: float
     usable_bytes: float
+    kept: MemoryPart
     parts: tuple[MemoryPart, ...]
     kv_bytes: float
     kv_tokens: float
@@ -144,8 +145,8 @@ def answer_of(
             nodes=cluster.nodes,
             link=cluster.link.name,
             link_source=cluster.link.source,
-            node_link=cluster.node_link.name if cluster.node_link else None,
-            node_link_source=cluster.node_link.source if cluster.node_link else None,
+            node_link=cluster.joint.name if cluster.joint else None,
+            node_link_source=cluster.joint.source if cluster.joint else None,
             local=local,
         ),
         demand=ask.demand,
@@ -200,6 +201,7 @@ def _memory(each: Candidate) -> MemoryAnswer:
         because=memory.because,
         device_bytes=memory.device_bytes,
         usable_bytes=memory.usable_bytes,
+        kept=memory.kept,
         parts=memory.parts,
         kv_bytes=memory.kv_bytes,
         kv_tokens=memory.kv_tokens,

@@ -9,6 +9,7 @@ from typing import Final, ParamSpec
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.console import Console
 
 from trimtab.core.layout import PlanInputError
@@ -43,6 +44,7 @@ from trimtab.runtime.served_sources import SourceError
 P = ParamSpec("P")
 
 ERROR: Final = 3
+VALIDATES: Final = ("validate", "seed", "as_json")
 SIZES: Final = ("tp", "pp", "attention_dp", "moe_ep", "replicas")
 
 
@@ -189,6 +191,7 @@ def plan(
     Exit codes: 0 a plan; 1 nothing meets the targets; 2 wrong usage; 3 an error.
     """
     if validate is not None:
+        _only_validate()
         return _validate(validate, seed, as_json=as_json)
     sizes = Sizes(**{name: options.pop(name) for name in SIZES})  # type: ignore[arg-type]
     for name in ("model", "hardware"):
@@ -216,6 +219,19 @@ def plan(
     if write is not None and writing is not None:
         _write(write, answer, writing)
     return answer.exit_code
+
+
+def _only_validate() -> None:
+    """Raise where options were given that a validation does not use: it would seem to answer them."""
+    context = click.get_current_context()
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in VALIDATES
+        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--validate takes the table alone, not {', '.join(given)}")
 
 
 def _measured(asking: "_Asking", answer: PlanAnswer, urls: tuple[str, ...]) -> Corrected:

@@ -61,7 +61,10 @@ def _tiles(answer: PlanAnswer) -> str:
     ]
     cost = answer.capacity.cost if answer.capacity else None
     if cost is not None and cost.per_million_output_tokens is not None:
-        shown.append(("Cost", f"{cost.per_million_output_tokens:.3g}", "a million output tokens"))
+        over = cost.over_trace
+        each = over.per_million_output_tokens if over else cost.per_million_output_tokens
+        unit = "a million output tokens" + (", over the trace" if over else "")
+        shown.append(("Cost", f"{each:.3g}", unit))
     return "".join(
         f'<div class="tile"><div class="name">{escape(name)}</div>'
         f'<div class="big">{escape(said or "unknown")}</div><div class="from">{escape(note)}</div></div>'

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
@@ -58,7 +59,7 @@ def urls_of(words: Sequence[str], model: ModelShape) -> dict[Layout, str]:
     found: dict[Layout, str] = {}
     for word in words:
         label, _, url = word.partition("=")
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise PlanInputError("url", f"{word!r} is not LAYOUT=URL", ("TP2=http://host:8000",))
         single = label.strip().lower() in ("single", "one device", "tp1")
         layout = Layout() if single else layout_of(label.upper(), model)
@@ -66,6 +67,25 @@ def urls_of(words: Sequence[str], model: ModelShape) -> dict[Layout, str]:
             raise PlanInputError("url", f"{label!r} names no layout", ("single", "TP2", "TP4 PP2"))
         found[layout] = url.rstrip("/")
     return found
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, a bracket without its pair
+        return False
+
+
+def _not_asked_for(answer: PlanAnswer, urls: Mapping[Layout, str]) -> tuple[str, ...]:
+    """Say which servers were named that no measurement of the plan asks."""
+    asked = {each.layout for each in answer.measurements}
+    wanted = " and ".join(dict.fromkeys(layout.label for layout in sorted(asked))) or "none"
+    return tuple(
+        f"{layout.label} at {url}: the plan asks for no measurement of it, but of {wanted}"
+        for layout, url in urls.items()
+        if layout not in asked
+    )
 
 
 def run_measurements(
@@ -82,6 +102,9 @@ def run_measurements(
     """
     told: list[Measured] = []
     rows: list[MeasuredLayout] = []
+    unasked = _not_asked_for(answer, urls)
+    for words in unasked:
+        console.print(f"not used: {words}", highlight=False, markup=False)
     for each in answer.measurements:
         load = load_of(each, answer)
         subject = _subject(each.layout, urls, answer, load, model_text)
@@ -105,7 +128,9 @@ def run_measurements(
             )
         )
     if not rows:
-        reasons = "; ".join(each.why_not for each in told) or "the plan asks for none"
+        reasons = (
+            "; ".join([*(each.why_not for each in told), *unasked]) or "the plan asks for none"
+        )
         raise SourceError(f"nothing was measured: {reasons}")
     return tuple(told), tuple(rows)
 

@@ -37,7 +37,7 @@ LAYOUT_HEADS = (
 MEMORY_HEADS = ("on the fullest rank", "GB", "because")
 GROWTH_HEADS = (
     "devices", "replica", "TPOT ms", "tokens/s", "per device", "each adds", "efficiency",
-    "communication", "",
+    "comm. share", "",
 )  # fmt: skip
 SPREAD_HEADS = ("devices", "layout", "carries", "each adds", "efficiency")
 
@@ -132,18 +132,13 @@ def _why(each: LayoutAnswer) -> str:
 
 
 def memory_rows(memory: MemoryAnswer) -> list[tuple[str, ...]]:
-    """Return every use of the fullest rank's memory, then what is left for KV."""
+    """Return every use of the fullest rank's memory, what is left for KV, what is kept free, and their sum."""
     rows: list[tuple[str, ...]] = [
         (each.name, f"{each.bytes / GB:.2f}", each.because) for each in memory.parts
     ]
     rows.append(("left for KV", f"{memory.kv_bytes / GB:.2f}", memory.because))
-    rows.append(
-        (
-            "of the device",
-            f"{memory.device_bytes / GB:.2f}",
-            f"the engine may take {memory.usable_bytes / GB:.2f}",
-        )
-    )
+    rows.append((memory.kept.name, f"{memory.kept.bytes / GB:.2f}", memory.kept.because))
+    rows.append(("the device", f"{memory.device_bytes / GB:.2f}", "the sum of the rows above"))
     return rows
 
 
@@ -277,7 +272,16 @@ def _cost_words(found: Capacity) -> Iterator[str]:
         if output is None or cost.per_million_tokens is None
         else f"{output:.3g} a million output tokens, {cost.per_million_tokens:.3g} a million of all"
     )
-    yield f"Cost: {cost.per_h:.2f} an hour, {each}."
+    over = cost.over_trace
+    if over is None:
+        yield f"Cost: {cost.per_h:.2f} an hour, {each}."
+        return
+    yield f"Cost: {cost.per_h:.2f} an hour. In the trace's busiest window {each}."
+    yield (
+        f"Over the whole trace {over.per_million_output_tokens:.3g} a million output tokens, "
+        f"{over.per_million_tokens:.3g} a million of all; with the replicas that each window needs "
+        f"{over.following_per_million_output_tokens:.3g} and {over.following_per_million_tokens:.3g}."
+    )
 
 
 def split_words(answer: PlanAnswer) -> str:

@@ -159,8 +159,15 @@ def verdict_on(expected: Expected, demand: Demand, targets: Targets) -> Verdict:
         sure=carries and surely if surely is not None else None,
         possible=carries and all(low <= target for low, target in lows),
         excess=max([load, *(span.value / target for _, span, target in pairs)]),
-        because="; ".join([*told, *problem]) or "no target to meet, and it carries the load",
+        because="; ".join([*told, *problem])
+        or f"{_nothing_to_judge(demand)}, and it carries the load",
     )
+
+
+def _nothing_to_judge(demand: Demand) -> str:
+    if demand.output_tokens == 1:
+        return "no target to judge an answer of one token by"
+    return "no target to meet"
 
 
 def said(span: Span) -> str:

@@ -2,7 +2,9 @@
 
 With one of N replicas away (restarted, updated or lost) the others get N/(N-1) of their load; a fleet keeps its targets
 then only if they are met at that load. Cost per million tokens is the price of all devices over the tokens that the
-demand makes, not over what they could make at most.
+demand makes, not over what they could make at most. Of a trace the demand is its busiest window, in which tokens are
+the cheapest: over the whole trace the same fleet makes fewer, so that cost is told too, with all replicas kept and
+with as many as each window needs.
 """
 
 import math
@@ -28,6 +30,15 @@ class OneAway(msgspec.Struct, frozen=True, kw_only=True):
     replicas_for_spare: int | None
 
 
+class TraceCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost per million tokens over a whole trace: the fleet kept throughout, and `following` the load by windows."""
+
+    per_million_output_tokens: float
+    per_million_tokens: float
+    following_per_million_output_tokens: float
+    following_per_million_tokens: float
+
+
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What the fleet costs. Per million tokens at the demand; None where no rate of tokens is expected."""
 
@@ -35,6 +46,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     per_h: float
     per_million_output_tokens: float | None
     per_million_tokens: float | None
+    over_trace: TraceCost | None = None
 
 
 class Hours(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,14 +83,17 @@ def capacity(
     each, replicas = chosen.capacity, chosen.layout.replicas
     whole = None if each is None else each * replicas
     load = ask.demand.concurrency or ask.demand.rate_per_s
+    # what a replica carries in streams says nothing of a trace's arrivals
+    arrivals = each if ask.demand.rate_per_s is not None else None
+    hours = None if trace is None or not arrivals else _hours(arrivals, trace)
     return Capacity(
         unit=unit_of(ask.demand),
         per_replica=each,
         whole=whole,
         used_share=load / whole if whole and load else None,
         one_away=_one_away(chosen, ask, fits, estimator),
-        cost=_cost(chosen, ask),
-        hours=None if trace is None or not each else _hours(each, trace),
+        cost=_cost(chosen, ask, trace, hours),
+        hours=hours,
     )
 
 
@@ -108,7 +123,7 @@ def _one_away(chosen: Candidate, ask: Ask, fits: Fits, estimator: Estimator) -> 
     )
 
 
-def _cost(chosen: Candidate, ask: Ask) -> Cost | None:
+def _cost(chosen: Candidate, ask: Ask, trace: TraceLoad | None, hours: Hours | None) -> Cost | None:
     if ask.price_per_h is None:
         return None
     per_h = ask.price_per_h * chosen.layout.devices
@@ -119,6 +134,25 @@ def _cost(chosen: Candidate, ask: Ask) -> Cost | None:
         per_h=per_h,
         per_million_output_tokens=per_h / (output * 3600.0) * 1e6 if output else None,
         per_million_tokens=per_h / (whole * 3600.0) * 1e6 if whole else None,
+        over_trace=None
+        if trace is None or hours is None
+        else _trace_cost(chosen, ask, trace, hours),
+    )
+
+
+def _trace_cost(chosen: Candidate, ask: Ask, trace: TraceLoad, hours: Hours) -> TraceCost:
+    """Return the cost of a trace's requests at the demand's lengths; those of a broken last window are left out."""
+    demand = ask.demand
+    rate_per_s = sum(trace.rates_per_s) / len(trace.rates_per_s)
+    output = rate_per_s * demand.output_tokens * 3600.0 / 1e6
+    whole = rate_per_s * (demand.input_tokens + demand.output_tokens) * 3600.0 / 1e6
+    price = (ask.price_per_h or 0.0) * chosen.layout.devices
+    following = price * hours.replicas_mean / chosen.layout.replicas
+    return TraceCost(
+        per_million_output_tokens=price / output,
+        per_million_tokens=price / whole,
+        following_per_million_output_tokens=following / output,
+        following_per_million_tokens=following / whole,
     )
 
 

@@ -5,6 +5,9 @@
     TensorRT-LLM   gives KV a share of what is free after everything else
     llama.cpp      reserves KV for the contexts asked for; a share is kept for the rest
 
+Parts, KV and what is kept free sum up to the device. The driver's context is a part where the share is one of what it
+leaves (SGLang, TensorRT-LLM); where it is one of the whole device, the context lies in what is kept free.
+
     KV of a token on a rank     layers of the stage x 2 x max(1, KV heads / TP) x head size x bytes; latent KV whole
     KV of a stream              full layers x context + windowed layers x min(context, window + step's tokens) + state
 
@@ -196,22 +199,30 @@ def memory_fit(
         parts = (
             *_weight_parts(model, layout, weights),
             *_step_parts(model, layout, weights, engine, step, accelerator),
+            *_context_parts(engine),
         )
-        usable, kv = _left_for_kv(parts, device, utilisation, engine)
-        kv = kv if kv_space_bytes is None else kv_space_bytes
-        room = _Room(device=device, usable=usable, kv=kv, context=context, told=told)
+        kv = kv_space_bytes
+        if kv is None:
+            kv = _left_for_kv(parts, device, utilisation, engine)
+        kept = _kept_free(parts, kv, device, _kept_because(utilisation, engine))
+        room = _Room(device=device, kept=kept, kv=kv, context=context, told=told)
         found.append(_fit(parts, layout, need, room))
     return min(found, key=lambda fit: (fit.streams, fit.kv_bytes))
 
 
 class _Room(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a device, those that the engine may take, those left for KV; and the context to hold."""
+    """Bytes of a device, those that stay free, those left for KV; and the context to hold."""
 
     device: float
-    usable: float
+    kept: MemoryPart
     kv: float
     context: int
     told: str
+
+    @property
+    def usable(self) -> float:
+        """Bytes that parts and KV take together."""
+        return self.device - self.kept.bytes
 
 
 def _device_bytes(accelerator: Accelerator) -> tuple[float, str]:
@@ -300,22 +311,47 @@ def _step_parts(
     )
 
 
+def _context_parts(engine: EngineKind) -> tuple[MemoryPart, ...]:
+    if engine not in (EngineKind.SGLANG, EngineKind.TRTLLM):
+        return ()
+    because = "typical: the driver's context with its modules, outside of the engine's share"
+    return (MemoryPart(name="driver's context", bytes=CONTEXT_BYTES, because=because),)
+
+
 def _left_for_kv(
     parts: tuple[MemoryPart, ...], device: float, share: float, engine: EngineKind
-) -> tuple[float, float]:
-    """Return (bytes that the engine may take, bytes left for KV)."""
-    taken = sum(part.bytes for part in parts)
+) -> float:
+    """Return the bytes left for KV, negative where the rest does not fit."""
+    free = device - sum(part.bytes for part in parts)
     match engine:
         case EngineKind.SGLANG:
             beside = sum(part.bytes for part in parts if part.name == "libraries")
             weights = sum(part.bytes for part in parts if part.name.startswith("weights"))
-            usable = share * (device - CONTEXT_BYTES - beside)
-            return usable, min(usable - weights, device - CONTEXT_BYTES - taken)
+            return min(share * (device - CONTEXT_BYTES - beside) - weights, free)
         case EngineKind.TRTLLM:
-            free = device - CONTEXT_BYTES - taken
-            return device - CONTEXT_BYTES, share * free if free > 0.0 else free
+            return share * free if free > 0.0 else free
         case _:
-            return share * device, share * device - taken
+            return free - (1.0 - share) * device
+
+
+def _kept_free(parts: tuple[MemoryPart, ...], kv: float, device: float, because: str) -> MemoryPart:
+    taken = sum(part.bytes for part in parts) + kv
+    return MemoryPart(name="kept free", bytes=device - taken, because=because)
+
+
+def _kept_because(share: float, engine: EngineKind) -> str:
+    match engine:
+        case EngineKind.SGLANG:
+            return (
+                f"weights and KV take {share:.0%} of what context and libraries leave; activations and graphs lie "
+                "in the rest, and this is what they leave of it"
+            )
+        case EngineKind.TRTLLM:
+            return f"KV takes {share:.0%} of what all else leaves"
+        case _:
+            return (
+                f"the engine takes {share:.0%} of the device; the driver's context lies in the rest"
+            )
 
 
 def _fit(parts: tuple[MemoryPart, ...], layout: Layout, need: KvNeed, room: _Room) -> MemoryFit:
@@ -326,6 +362,7 @@ def _fit(parts: tuple[MemoryPart, ...], layout: Layout, need: KvNeed, room: _Roo
         parts=parts,
         device_bytes=room.device,
         usable_bytes=room.usable,
+        kept=room.kept,
         kv_bytes=room.kv,
         kv_tokens=streams * room.context,
         kv_bytes_per_token_rank=need.token_bytes,

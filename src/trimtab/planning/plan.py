@@ -144,6 +144,21 @@ def _rate_unknown(ask: Ask) -> bool:
     return between or not cluster.link.bytes_per_s
 
 
+def _not_used(ask: Ask) -> list[str]:
+    """Say which facts were given that nothing of this question depends on."""
+    given = {"expert_skew": ask.expert_skew, "collective": ask.exchange}
+    told = [
+        f"{name}: {ask.model.name} has no experts: not used"
+        for name, value in given.items()
+        if value is not None and not ask.model.experts
+    ]
+    if ask.cluster.node_link is not None and ask.cluster.nodes == 1:
+        told.append(
+            "node_link: one node is joined to no other: not used (--hardware NAME:COUNTxNODES)"
+        )
+    return told
+
+
 def _unknown(ask: Ask) -> list[str]:
     told: list[str] = []
     link, joint = ask.cluster.link, ask.cluster.node_link
@@ -171,6 +186,7 @@ def _unknown(ask: Ask) -> list[str]:
         told.append(
             "tpot_ms: an answer of one token has no token after its first, so TPOT is not judged"
         )
+    told += _not_used(ask)
     if ask.targets.tpot_ms is None and ask.targets.ttft_ms is None:
         told.append("targets: without --ttft-ms and --tpot-ms only fit and load decide")
     if ask.demand.draft_tokens and ask.demand.draft_acceptance is None:

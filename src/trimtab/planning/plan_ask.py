@@ -16,6 +16,10 @@ FIGURE_MAX: Final = 1e9
 """No figure of an ask is larger; neither infinity nor what is no number gets past it."""
 
 
+DRAFT_TOKENS_MAX: Final = 64
+"""Beyond what any engine's drafter proposes in a step: trees of EAGLE have 60 nodes, chains 3 to 8."""
+
+
 class Goal(StrEnum):
     """What is looked for among layouts that meet the targets."""
 
@@ -113,13 +117,22 @@ def check_ask(ask: Ask) -> None:
         raise PlanInputError(
             "draft_acceptance", "nothing is drafted that could be accepted", ("--draft-tokens 3",)
         )
-    if demand.draft_tokens < 0:
-        raise PlanInputError("draft_tokens", f"{demand.draft_tokens} is no count", ("0",))
-    if ask.price_per_h is not None and not 0.0 <= ask.price_per_h <= FIGURE_MAX:
-        raise PlanInputError("price", f"{ask.price_per_h:g} an hour is no price", ("0",))
-    if ask.expert_skew is not None and not 1.0 <= ask.expert_skew <= FIGURE_MAX:
+    if not 0 <= demand.draft_tokens <= DRAFT_TOKENS_MAX:
+        near = min(max(0, demand.draft_tokens), DRAFT_TOKENS_MAX)
         raise PlanInputError(
-            "expert_skew", f"{ask.expert_skew:g}: the busiest rank has at least the mean", ("1",)
+            "draft_tokens",
+            f"{demand.draft_tokens} are not from 0 to the {DRAFT_TOKENS_MAX} of a step",
+            (str(near),),
+        )
+    if ask.price_per_h is not None and not 0.0 <= ask.price_per_h <= FIGURE_MAX:
+        near_price = f"{FIGURE_MAX:.0f}" if ask.price_per_h > 0.0 else "0"
+        raise PlanInputError("price", f"{ask.price_per_h:g} an hour is no price", (near_price,))
+    if ask.expert_skew is not None and not 1.0 <= ask.expert_skew <= FIGURE_MAX:
+        near_skew = f"{FIGURE_MAX:.0f}" if ask.expert_skew > 1.0 else "1"
+        raise PlanInputError(
+            "expert_skew",
+            f"{ask.expert_skew:g}: the busiest rank has at least the mean",
+            (near_skew,),
         )
     _check_context(ask)
 

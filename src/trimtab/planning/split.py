@@ -71,7 +71,7 @@ def _judged(expected: Expected, ask: Ask, interference: float) -> Split:
 
 
 def _transfer_ms(ask: Ask) -> float | None:
-    link = ask.cluster.node_link or ask.cluster.link
+    link = ask.cluster.joint or ask.cluster.link
     each = ask.model.kv_bytes_per_token
     if each is None or not link.bytes_per_s:
         return None

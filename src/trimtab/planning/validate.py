@@ -24,7 +24,16 @@ from trimtab.planning.measured_errors import PRIORS, WIDTHS
 from trimtab.planning.validate_choice import Decision, decide_all
 
 CALIBRATING: Final = (0, 2, 4)
+VERDICT_ROWS: Final = 20
+"""Of fewer scored rows no median is a verdict: nine times in ten it lies anywhere from their third tenth to their
+seventh, and a 90th percentile is hardly below the largest."""
+
 PROPOSED: Final = 2
+NOTES: Final = (
+    "On the public table of docs/plan-accuracy.md k0 is in-sample: what servers add and the numbers of priors and "
+    "intervals were fitted to its rows. Figures of models that were left out are there.",
+    f"No verdict holds on a group of which fewer than {VERDICT_ROWS} rows are scored (few_rows).",
+)
 _SAME_RUN: Final = 0.005
 
 
@@ -76,7 +85,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The validation of a group, or of everything. `right_split_2`, `regret_2`: with two proposed measurements."""
+    """The validation of a group, or of everything. `right_split_2`, `regret_2`: with two proposed measurements.
+
+    `few_rows`: some of its scores rest on fewer than `VERDICT_ROWS` rows, and no verdict holds.
+    """
 
     k0: Score
     k2: Score
@@ -86,18 +98,21 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     regret: float | None
     right_split_2: float | None
     regret_2: float | None
+    few_rows: bool = False
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """A whole validation; `groups` by their label, `seed` drew the calibrating rows.
 
-    `refused`: why a row could not be read, or a group at a precision not estimated, by its label.
+    `refused`: why a row could not be read, or a group at a precision not estimated, by its label. `notes`: what the
+    figures do not say.
     """
 
     overall: Part
     groups: Mapping[str, Part]
     seed: int
     refused: Mapping[str, str] = {}
+    notes: tuple[str, ...] = NOTES
 
 
 def validate(
@@ -144,6 +159,7 @@ def validate(
             regret=without.regret,
             right_split_2=with_two.right,
             regret_2=with_two.regret,
+            few_rows=min(score.rows for score in scores) < VERDICT_ROWS,
         )
 
     ordered = sorted(counts)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from trimtab.engines.model_config import CONFIG_BYTES_MAX
 from trimtab.engines.model_names import find_model_config
 
 _CONFIG: Final = "config.json"
@@ -51,31 +52,42 @@ class ConfigFolders:
     def _find(self, model: str) -> str | None:
         path = Path(model)
         path = path / _CONFIG if path.is_dir() else path
+        fields = _read(path) if path.is_file() else {}
+        alias = _ARCHITECTURES.get(str(fields.get("model_type")))
+        if alias:
+            return self._write(path.parent.name, fields, alias)
+        # Other families are read as they are; the package refuses those that it does not know.
         if path.name == _CONFIG and path.is_file():
-            fields = _read(path)
-            alias = _ARCHITECTURES.get(str(fields.get("model_type"))) if fields else None
-            # Other families are read as they are; the package refuses those that it does not know.
-            return self._write(path.parent.name, fields, alias) if alias else str(path.parent)
+            return str(path.parent)
+        if "architectures" in fields:
+            return self._write(path.stem, fields)
         named = find_model_config(model)
         if named is None:
             return None
         alias = _ARCHITECTURES.get(str(named.fields.get("model_type")))
         return self._write(named.key, named.fields, alias) if alias else None
 
-    def _write(self, name: str, fields: Mapping[str, object], architecture: str) -> str:
+    def _write(
+        self, name: str, fields: Mapping[str, object], architecture: str | None = None
+    ) -> str:
+        """Write a folder that describes a model: as another architecture, or in the words of its own file."""
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="trimtab-kernels-"))
             weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         folder = self._root / f"{len(self._known)}-{name}"
         folder.mkdir()
-        told = fields.get("max_position_embeddings") or _CONTEXT_TOKENS
-        whole = {**fields, "architectures": [architecture], "max_position_embeddings": told}
+        whole = dict(fields)
+        if architecture is not None:
+            told = fields.get("max_position_embeddings") or _CONTEXT_TOKENS
+            whole |= {"architectures": [architecture], "max_position_embeddings": told}
         (folder / _CONFIG).write_bytes(msgspec.json.encode(whole))
         return str(folder)
 
 
 def _read(path: Path) -> dict[str, object]:
     try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            return {}  # weights
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return {}
@@ -87,6 +99,7 @@ def config_digest(model: str) -> str:
     path = Path(model)
     path = path / _CONFIG if path.is_dir() else path
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        told = path.is_file() and path.stat().st_size <= CONFIG_BYTES_MAX
+        return hashlib.sha256(path.read_bytes()).hexdigest() if told else ""
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from trimtab.core.layout import Cluster, Demand, EstimateSource, Expected, Layou
 from trimtab.core.served import Accelerator, EngineKind, ModelShape
 from trimtab.diagnosis.served_facts import ExpertExchange
 from trimtab.planning.consensus import AgreedTimes
+from trimtab.planning.doubts import doubted, draft_doubts, link_doubts
 from trimtab.planning.estimate import Bounds, Extra, Replica
 from trimtab.planning.exchange import Exchange, exchange_of
 from trimtab.planning.kernel_port import KernelTables, NoTimes, Parted, Serving, StepTimes
@@ -25,7 +26,7 @@ from trimtab.planning.mixture_times import (
     near_reference,
 )
 from trimtab.planning.precision import find_precision, stored_bits
-from trimtab.planning.roofline_times import collective_ms, parted_roofline
+from trimtab.planning.roofline_times import NO_KERNELS, collective_ms, parted_roofline
 from trimtab.planning.server_pace import pace_of
 from trimtab.runtime.kernel_cache import GridCache
 from trimtab.runtime.kernel_excerpt import Excerpts
@@ -71,6 +72,7 @@ class TableEstimator:
         self._kv_bits = served.kv_bits or STORED_KV_BITS
         self._fits: dict[tuple[Layout, int], MemoryFit] = {}
         self._times: dict[Layout, StepTimes] = {}
+        self._doubts: dict[Layout, tuple[str, ...]] = {}
         self._replicas: dict[tuple[Layout, Bounds], Replica] = {}
         self._expected: dict[tuple[Layout, Demand], Expected] = {}
 
@@ -103,7 +105,8 @@ class TableEstimator:
         if key not in self._expected:
             fit = self.fit(one, demand)
             bounds = Bounds(kv_tokens=self._held_tokens(fit, one, demand))
-            self._expected[key] = self._replica(one, bounds).expected(demand)
+            doubts = (*draft_doubts(demand), *self._unjoined(one))
+            self._expected[key] = doubted(self._replica(one, bounds).expected(demand), doubts)
         return self._expected[key]
 
     def _replica(self, layout: Layout, bounds: Bounds) -> Replica:
@@ -124,22 +127,28 @@ class TableEstimator:
     def times_of(self, layout: Layout) -> StepTimes:
         """Return the step times of one replica in a layout: of the tables, else of a roofline."""
         if layout not in self._times:
-            self._times[layout] = self._agreed(layout) or self._roofline(layout)
+            found = self._agreed(layout)
+            self._times[layout] = (
+                self._roofline(layout, found) if isinstance(found, NoTimes) else found
+            )
         return self._times[layout]
 
-    def _agreed(self, layout: Layout) -> StepTimes | None:
-        """Return what the tables of the engine and of others agree on; None where none has the layout."""
+    def _agreed(self, layout: Layout) -> StepTimes | NoTimes:
+        """Return what the tables of the engine and of others agree on; where none has it, why its own do not."""
         found: dict[EngineKind, StepTimes] = {}
+        refused = NoTimes(because=NO_KERNELS)
         servings = [msgspec.structs.replace(self._served, engine=engine) for engine in ENGINES]
         told = self._tables.times_of_all(servings, layout)
         for served, whole in zip(servings, told, strict=True):
-            if not isinstance(whole, NoTimes):
+            if isinstance(whole, NoTimes):
+                refused = whole if served.engine is self._served.engine else refused
+            else:
                 ask = partial(self._tables.parted, served)
                 found[served.engine] = self._shaped(whole, ask, layout)
         own = found.pop(self._served.engine, None)
-        return AgreedTimes(own, tuple(found.values())) if own or found else None
+        return AgreedTimes(own, tuple(found.values())) if own or found else refused
 
-    def _roofline(self, layout: Layout) -> StepTimes:
+    def _roofline(self, layout: Layout, refused: NoTimes) -> StepTimes:
         def ask(asked: Layout) -> Parted:
             return parted_roofline(
                 self._model,
@@ -148,6 +157,7 @@ class TableEstimator:
                 operand_bits=self._operands,
                 kv_share=self._kv_bits / 16.0,
                 link=self._link(asked),
+                because=refused.because,
             )
 
         return self._shaped(ask(layout).whole, ask, layout)
@@ -184,6 +194,13 @@ class TableEstimator:
         ranks = layout.tp * layout.attention_dp
         wide = self._cluster is not None and ranks > self._cluster.devices
         return layout.tp if layout.moe_ep > 1 and (wide or self._exchange(layout)) else ranks
+
+    def _unjoined(self, layout: Layout) -> tuple[str, ...]:
+        """What is left out of a layout's messages, as links are not known."""
+        if layout not in self._doubts:
+            link = self._link(layout) if self._collective_ranks(layout) > 1 else None
+            self._doubts[layout] = tuple(link_doubts(layout, self._cluster, link))
+        return self._doubts[layout]
 
     def _link(self, layout: Layout) -> Link | None:
         """The link that the ranks of a stage talk over: between nodes where they do not fit into one."""

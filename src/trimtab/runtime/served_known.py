@@ -80,6 +80,9 @@ def read_model(text: str) -> ModelShape:
         if head.startswith(MAGIC):
             header = read_header(head, file_bytes=path.stat().st_size)
             return shape_of_gguf(header, source=str(path))
+        if path.suffix == ".gguf":
+            begins = f"begins with {head[: len(MAGIC)]!r}" if head else "is empty"
+            raise SourceError(f"{path} is no GGUF file: it {begins}, and one begins with {MAGIC!r}")
         if path.suffix in _WEIGHTS:
             raise SourceError(
                 f"{path} holds weights and does not say whose: name the folder, whose config.json does"

@@ -117,8 +117,10 @@ def test_windows_are_counted_by_layer() -> None:
     ]
     off = read(LLAMA, model_type="qwen2", sliding_window=4096, use_sliding_window=False)
     assert (off.windowed_layers, off.window_tokens) == (0, None)
-    listed = read(LLAMA, sliding_window=512, layer_types=["sliding_attention", "full_attention"])
-    assert (listed.windowed_layers, listed.window_tokens) == (1, 512)
+    listed = read(
+        LLAMA, sliding_window=512, layer_types=["sliding_attention", "full_attention"] * 16
+    )
+    assert (listed.windowed_layers, listed.window_tokens) == (16, 512)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +301,51 @@ def test_mixture_that_leaves_its_experts_out_has_those_of_its_makers(
     """The configuration's class has them as defaults; without them it would look like a dense model."""
     found = read(LLAMA | {"model_type": family})
     assert (found.experts, found.experts_per_token) == experts
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; nearest valid: 1"),
+        ({"head_dim": 0}, "head_dim is 0; nearest valid: 1"),
+        ({"hidden_size": 4097}, "hidden_size 4097 does not divide over 32 heads.*nearest valid: 4096"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types names 3 of 32 layers"),
+        ({"quantization_config": "fp8"}, "quantization_config is 'fp8'.*quant_method.*fp8"),
+        ({"quantization_config": []}, "quantization_config is .* no object"),
+        ({"num_hidden_layers": -4}, "num_hidden_layers is -4 and no count; nearest valid: 1"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers is '32' and no count; nearest valid: 32"),
+        ({"num_hidden_layers": 32.0}, "num_hidden_layers is 32.0 and no count; nearest valid: 32"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many' and no count; nearest valid: 1"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers .*; nearest valid: 20000000"),
+        ({"num_hidden_layers": 10**15}, "num_hidden_layers claims .*; nearest valid: 20000000"),
+        ({"num_experts": 128, "num_experts_per_tok": 200}, "num_experts_per_tok is 200 of 128.*: 128"),
+        ({"model_type": "mixtral", "num_local_experts": 0}, "num_local_experts is 0.*usual: 8"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_by_its_key_with_the_nearest(
+    changed: dict[str, object], told: str
+) -> None:
+    """Read around, each of these would be planned as some other model."""
+    with pytest.raises(EngineFormatError, match=told):
+        read(LLAMA | {"num_hidden_layers": 32}, **changed)
+
+
+def test_unknown_family_and_quantisation_name_their_keys_with_the_nearest() -> None:
+    """What is known of them stands; what is not says which key to look at."""
+    family = read(LLAMA, model_type="lama9")
+    method = read(LLAMA, quantization_config={"quant_method": "gtpq"})
+    assert (family.weight_bytes, method.weight_bytes) == (None, None)
+    assert "model_type 'lama9' is not known" in family.notes[0]
+    assert "nearest valid: llama" in family.notes[0]
+    assert "quant_method 'gtpq'" in method.notes[-1]
+    assert "nearest valid: gptq" in method.notes[-1]
+
+
+def test_layers_that_draft_tokens_are_named_beyond_the_others() -> None:
+    """Their kinds follow those of the layers, and are not among them."""
+    kinds = ["full_attention"] * 31 + ["sliding_attention"] * 3
+    found = read(LLAMA | {"num_hidden_layers": 32}, sliding_window=512, layer_types=kinds)
+    assert found.windowed_layers == 1
 
 
 def test_precision_that_nobody_knows_is_refused_with_the_nearest() -> None:

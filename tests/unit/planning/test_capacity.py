@@ -103,6 +103,28 @@ def test_trace_says_how_many_replicas_each_window_needs() -> None:
     assert hours.spared_share == pytest.approx(0.25)
 
 
+def test_trace_costs_more_than_its_busiest_window() -> None:
+    """Two replicas at 2 an hour: 800 output tokens a second in the busiest window, 500 over the trace."""
+    found = planned(concurrency=None, rate=4.0, price=2.0, trace=TRACE)
+    assert found.capacity is not None
+    assert found.capacity.cost is not None
+    cost, over = found.capacity.cost, found.capacity.cost.over_trace
+    assert over is not None
+    assert cost.per_million_output_tokens == pytest.approx(4.0 / (800 * 3600) * 1e6)
+    assert over.per_million_output_tokens == pytest.approx(4.0 / (500 * 3600) * 1e6)
+    assert over.per_million_tokens == pytest.approx(4.0 / (3000 * 3600) * 1e6)
+    assert over.following_per_million_output_tokens == pytest.approx(3.0 / (500 * 3600) * 1e6)
+    assert over.following_per_million_tokens == pytest.approx(3.0 / (3000 * 3600) * 1e6)
+
+
+def test_streams_that_a_replica_carries_are_not_taken_for_a_traces_arrivals() -> None:
+    """A load in streams leaves open how many replicas the trace's requests need."""
+    found = planned(concurrency=30.0, price=2.0, trace=TRACE)
+    assert found.capacity is not None
+    assert found.capacity.cost is not None
+    assert (found.capacity.hours, found.capacity.cost.over_trace) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [

@@ -24,13 +24,34 @@ def fit(name: str, demand: Demand = DEMAND, **sizes: int) -> MemoryFit:
     return memory_fit(model(name), H100, Layout(**sizes), demand)
 
 
-def test_every_byte_of_the_usable_memory_is_accounted_for() -> None:
-    """Parts and KV sum up to what the engine may take."""
-    found = fit("llama-3.1-8b")
-    assert sum(part.bytes for part in found.parts) + found.kv_bytes == pytest.approx(
-        found.usable_bytes
-    )
-    assert found.usable_bytes == pytest.approx(0.9 * 79.19 * GIB)
+ENGINES = [EngineKind.VLLM, EngineKind.SGLANG, EngineKind.TRTLLM, EngineKind.LLAMACPP]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "tp"), [("llama-3.1-8b", 1), ("qwen3-32b", 4), ("qwen3-32b", 1)])
+def test_every_byte_of_the_device_is_accounted_for(name: str, tp: int, engine: EngineKind) -> None:
+    """Parts and KV sum up to what is usable, and with what is kept free to the device, whatever shares are of."""
+    found = memory_fit(model(name), H100, Layout(tp=tp), DEMAND, engine=engine)
+    taken = sum(part.bytes for part in found.parts) + found.kv_bytes
+    assert taken == pytest.approx(found.usable_bytes)
+    assert taken + found.kept.bytes == pytest.approx(found.device_bytes)
+    assert min(found.kept.bytes, *(part.bytes for part in found.parts)) >= 0.0
+    assert found.kept.because
+    assert f"of {found.usable_bytes / GIB:.1f} GiB usable" in found.because
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_too_large_a_model_is_accounted_for_too(engine: EngineKind) -> None:
+    """What is missing is KV below zero: the sum is still the device."""
+    found = memory_fit(model("llama-3.1-70b"), H100, Layout(), DEMAND, engine=engine)
+    taken = sum(part.bytes for part in found.parts) + found.kv_bytes
+    assert (found.fits, found.kv_bytes < 0.0) == (False, True)
+    assert taken + found.kept.bytes == pytest.approx(found.device_bytes)
+
+
+def test_share_of_vllm_is_one_of_the_whole_device() -> None:
+    """0.9 of what the driver gives to programs."""
+    assert fit("llama-3.1-8b").usable_bytes == pytest.approx(0.9 * 79.19 * GIB)
 
 
 def test_streams_are_those_that_the_kv_memory_holds() -> None:
@@ -125,9 +146,7 @@ def test_reserved_kv_is_taken_as_given() -> None:
     assert found.kv_tokens == pytest.approx(2 * GIB / 23_040)
 
 
-@pytest.mark.parametrize(
-    "engine", [EngineKind.VLLM, EngineKind.SGLANG, EngineKind.TRTLLM, EngineKind.LLAMACPP]
-)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_takes_more_than_the_device_has(engine: EngineKind) -> None:
     """Whatever share an engine takes for what, everything fits into the memory."""
     found = memory_fit(model("llama-3.1-8b"), H100, Layout(), DEMAND, engine=engine)

@@ -7,6 +7,10 @@ from plan_kit import dense
 from trimtab.core.accelerators import find_accelerator
 from trimtab.core.layout import EstimateSource, Layout, Link
 from trimtab.engines.model_names import find_model_shape
+from trimtab.planning.calibrate import calibrate
+from trimtab.planning.correction import Phase
+from trimtab.planning.measured import Load
+from trimtab.planning.measured_errors import ERRORS
 from trimtab.planning.roofline_times import RooflineTimes, collective_ms
 
 FAST = Link(name="fast", bytes_per_s=450e9, latency_us=5.0, peer_access=True, source="test")
@@ -68,3 +72,17 @@ def test_model_without_sizes_still_gives_a_time() -> None:
     model = msgspec.structs.replace(dense(), layers=None, parts=())
     found = RooflineTimes(model, find_accelerator("H100"), Layout(), link=None)
     assert found.decode_ms(1, 100) >= 0.0
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_note_says_how_far_off_times_are_as_their_intervals_do(phase: Phase) -> None:
+    """The first token's is wider than an output token's, and each factor is that of the interval printed beside it."""
+    model = find_model_shape("llama-3.1-8b")
+    assert model is not None
+    note = RooflineTimes(model, find_accelerator("H100"), Layout(), because="not held").notes[0]
+    priors, widths = ERRORS[EstimateSource.ROOFLINE]
+    load = Load(layout=Layout(), clients=8, input_tokens=1000, output_tokens=200)
+    found = calibrate("h100_sxm", "vllm", priors=priors, widths=widths).span(phase, load, 10.0)
+    assert found.high is not None
+    assert f"{found.high / found.value:.1f} times" in note
+    assert "not held" in note

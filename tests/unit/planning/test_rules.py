@@ -1,5 +1,7 @@
 """What rules say of layouts, with the reason and the numbers."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from plan_kit import DEVICE, NO_PEER, UNKNOWN_LINK, LawEstimator, cluster, dense, mixture
@@ -138,3 +140,9 @@ def test_one_device_that_holds_too_few_streams_may_be_cut_without_peer_access() 
         each for each in size_remarks(Layout(tp=2), ask, tight) if each.rule is Rule.TENSOR_NO_PEER
     ]
     assert remark.force is Force.AGAINST
+
+
+def test_every_rule_is_in_the_table_of_the_manual() -> None:
+    """A remark's rule can be looked up by its name."""
+    manual = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    assert [rule.value for rule in Rule if f"`{rule.value}`" not in manual] == []

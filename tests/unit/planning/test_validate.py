@@ -118,6 +118,18 @@ def test_group_with_too_few_rows_is_not_scored() -> None:
     assert (found.k4.rows, found.k4.tpot_mdape) == (0, None)
 
 
+def test_small_group_is_told_apart_and_a_large_one_is_not() -> None:
+    """Four of a group's rows calibrate: with 23 of them 19 are scored, and no verdict holds."""
+    table = [row(1, clients, 8.0 + clients) for clients in map(float, range(1, 25))]
+    found = {
+        count: validate(table[:count], [run_of(each, lambda _: 1.0) for each in table[:count]], 1)
+        for count in (23, 24)
+    }
+    assert {count: each.overall.k4.rows for count, each in found.items()} == {23: 19, 24: 20}
+    assert {count: each.overall.few_rows for count, each in found.items()} == {23: True, 24: False}
+    assert any("in-sample" in note for note in found[23].notes)
+
+
 def test_wrong_choice_is_regretted_by_what_it_loses() -> None:
     """An estimate that makes a wide layout look three times faster is chosen, and its loss counted."""
     table = rows()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from times_kit import LawTimes
 
@@ -10,6 +11,7 @@ from trimtab.core.layout import Cluster, Demand, EstimateSource, Layout, Link, P
 from trimtab.core.links import find_link
 from trimtab.core.served import EngineKind
 from trimtab.engines.model_names import find_model_shape
+from trimtab.planning.corrected import CorrectedEstimator
 from trimtab.planning.kernel_port import NoTimes, Parted, Serving, StepTimes
 from trimtab.runtime.plan_estimator import TableEstimator, build_estimator
 
@@ -55,6 +57,51 @@ def test_kernels_of_the_engine_answer_where_there_are_any() -> None:
     """Measured beats computed."""
     found = estimator(Shelf(vllm=10.0)).expected(Layout(), DEMAND)
     assert found.source is EstimateSource.KERNEL_TABLES
+
+
+def test_roofline_says_why_no_measured_kernels_are_used() -> None:
+    """The reason is the tables' own, not a guess."""
+    asked = estimator(Shelf())
+    assert asked.expected(Layout(), DEMAND).source is EstimateSource.ROOFLINE
+    assert len(asked.sources) == 1
+    assert "it is not held" in asked.sources[0]
+
+
+UNJOINED = Link(name="unknown", bytes_per_s=None, latency_us=None, peer_access=None, source="test")
+KNOWN = Link(name="fast", bytes_per_s=50e9, latency_us=5.0, peer_access=None, source="test")
+
+
+@pytest.mark.parametrize(
+    ("layout", "drafts", "link", "node_link", "said"),
+    [
+        (Layout(), 3, KNOWN, None, "drafts:"),
+        (Layout(tp=8, pp=2), 0, KNOWN, None, "stages on different nodes"),
+        (Layout(tp=8, pp=2), 0, KNOWN, UNJOINED, "stages on different nodes"),
+        (Layout(tp=2), 0, UNJOINED, KNOWN, "ranks:"),
+        (Layout(), 0, UNJOINED, None, ""),
+        (Layout(tp=4, pp=2), 0, KNOWN, None, ""),
+        (Layout(tp=8, pp=2), 0, KNOWN, KNOWN, ""),
+    ],
+)
+def test_what_tables_leave_out_is_said_and_widens_the_interval(
+    layout: Layout, drafts: int, link: Link, node_link: Link | None, said: str
+) -> None:
+    """A drafter, and messages over a link of unknown rate, were in no measured kernel."""
+    demand = msgspec.structs.replace(DEMAND, draft_tokens=drafts, draft_acceptance=0.7)
+    inner = estimator(Shelf(vllm=10.0), cluster=node(link, node_link))
+    found = CorrectedEstimator(inner, "h100_sxm", "vllm").expected(layout, demand)
+    plain = CorrectedEstimator(
+        estimator(Shelf(vllm=10.0), cluster=node(KNOWN, KNOWN)), "h100_sxm", "vllm"
+    ).expected(layout, DEMAND)
+    wide, narrow = ((each.tpot_ms.high or 0.0) / each.tpot_ms.value for each in (found, plain))
+    doubts = [note for note in found.notes if note not in plain.notes]
+    if not said:
+        assert (found.source, doubts) == (EstimateSource.KERNEL_TABLES, [])
+        return
+    assert found.source is EstimateSource.EXTENDED_TABLES
+    assert wide > 1.3 * narrow
+    assert len(doubts) == 1
+    assert doubts[0].startswith(said)
 
 
 def test_tables_of_other_engines_bound_a_slow_one() -> None:
