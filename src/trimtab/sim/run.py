@@ -240,7 +240,7 @@ class _Watch:
 
 
 def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Watch) -> SimResult:
-    duration_s, records = scenario.workload.duration_s, fleet.records
+    records, to_s = fleet.records, scenario.workload.duration_s - scenario.cool_s
     objective, count = objective_of(scenario), len(fleet.roster.numbers)
     hours = sum(watch.ready) * watch.slice_s / 3600.0
     price = scenario.fleet.price_per_hour
@@ -253,9 +253,7 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         policy=policy,
         seed=seed,
         replicas=count,
-        summary=summarise(
-            records, objective, from_s=scenario.warm_s, to_s=duration_s, replicas=count
-        ),
+        summary=summarise(records, objective, from_s=scenario.warm_s, to_s=to_s, replicas=count),
         course=_course(scenario, records, watch),
         output_tokens_by_replica=tuple(int(tokens) for tokens in output),
         preemptions=sum(replica.preemptions for replica in fleet.roster.replicas.values()),
@@ -268,7 +266,7 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         regimes=regime_figures(
             records,
             from_s=scenario.warm_s,
-            to_s=duration_s,
+            to_s=to_s,
             streams_max=scenario.replica.streams_max,
             measured=scenario.replica.cost.regimes,
         ),
