@@ -19,6 +19,15 @@ COMPARED: Final[tuple[tuple[str, str, Callable[[SimResult], float | None]], ...]
     ("input tokens reused", "{:.1%}", lambda run: run.summary.hit_share),
 )
 
+COSTS: Final[tuple[tuple[str, str, Callable[[SimResult], float | None]], ...]] = (
+    (
+        "cost per million output tokens",
+        "{:,.3f}",
+        lambda run: run.cost_per_million_output_tokens,
+    ),
+    ("cost per 1,000 good requests", "{:,.3f}", lambda run: run.cost_per_thousand_good),
+)
+
 
 def bars(found: Comparison, name: str, form: str, read: Callable[[SimResult], float | None]) -> str:
     """Draw a metric as a bar for each policy, with its interval over the seeds."""

@@ -66,6 +66,8 @@ def _arrivals(
             bodies = from_jsonl(lines, TraceParams(seed=seed), rng, file=file)
             numbers = [number for number, _ in numbered(lines)]
             return from_bodies(bodies, block_tokens=block_tokens, file=file, lines=numbers)
+    if not records:
+        raise WorkloadError(f"{file}: the trace has no request; give one with at least one")
     return from_records(
         records, trace_block_tokens=size, block_tokens=block_tokens, shared=kind != "azure"
     )

@@ -29,6 +29,8 @@ METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "spread": (lambda run: run.summary.spread, False),
     "goodput_per_s": (lambda run: run.summary.goodput_per_s, True),
     "output_tokens_per_s": (lambda run: run.summary.output_tokens_per_s, True),
+    "cost_per_million_output_tokens": (lambda run: run.cost_per_million_output_tokens, False),
+    "cost_per_thousand_good": (lambda run: run.cost_per_thousand_good, False),
 }
 """What is compared: how it is read off a run, and whether more is better."""
 
@@ -52,13 +54,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs, by policy and seed, and the differences from the first policy."""
+    """All runs, by policy and seed, the differences from the first policy, and what a reader must know of them."""
 
     reference: str
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     runs: tuple[SimResult, ...]
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
 
 
 def compare(

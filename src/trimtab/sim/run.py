@@ -58,6 +58,9 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price.
 
+    `cost_per_million_output_tokens` and `cost_per_thousand_good` are of all that finished in the whole run; None
+    without a price or without any. `offered`: requests of the trace with its copies, however many begin before the
+    end; None of synthetic sessions.
     `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section. `regimes`: under
     which pressure requests were served, and whether the engine model was measured there.
     """
@@ -73,6 +76,9 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     replica_hours: float
     cost: float | None
+    cost_per_million_output_tokens: float | None = None
+    cost_per_thousand_good: float | None = None
+    offered: int | None = None
     transfers: TransferFigures | None = None
     roles: RoleFigures | None = None
     speculation: SpeculationFigures | None = None
@@ -123,10 +129,16 @@ def workload_of(
             block_tokens=scenario.replica.block_tokens,
         )
         return _bent(scenario, trace)
-    copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
-    whole = max(1, math.floor(copies))
+    copies, whole = _copies(scenario)
     base = _bent(scenario, stretch(trace, copies / whole) if copies != whole else trace)
     return base if whole == 1 else overlay(base, whole, streams.stream("overlay"))
+
+
+def _copies(scenario: Scenario) -> tuple[float, int]:
+    """Return how many copies of a trace arrive, and how many whole ones are laid over each other for that."""
+    shape = scenario.workload
+    copies = shape.copies * (scenario.fleet.replicas if shape.per_replica else 1)
+    return copies, max(1, math.floor(copies))
 
 
 def _bent(scenario: Scenario, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
@@ -166,6 +178,8 @@ def simulate(
     watch = _Watch(scenario, fleet, on_progress)
     fleet.run(workload_of(scenario, trace, streams), until_s=scenario.workload.duration_s)
     result = _result(scenario, policy, streams.seed, fleet, watch)
+    if trace is not None:
+        result = msgspec.structs.replace(result, offered=len(trace) * _copies(scenario)[1])
     if rollout is None:
         return result
     return msgspec.structs.replace(result, rollout=rollout.course())
@@ -248,6 +262,8 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
     output = np.bincount(
         records.replicas()[done], weights=records.column("output_tokens")[done], minlength=count
     )
+    cost = hours * price if price else None
+    tokens, good = float(output.sum()), int(records.good(objective).sum())
     return SimResult(
         scenario=scenario.name,
         policy=policy,
@@ -259,7 +275,9 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
         preemptions=sum(replica.preemptions for replica in fleet.roster.replicas.values()),
         events=fleet.kernel.events,
         replica_hours=hours,
-        cost=hours * price if price else None,
+        cost=cost,
+        cost_per_million_output_tokens=cost * 1e6 / tokens if cost is not None and tokens else None,
+        cost_per_thousand_good=cost * 1e3 / good if cost is not None and good else None,
         transfers=transfer_figures(fleet),
         roles=role_figures(fleet, watch.roles, hours),
         speculation=speculation_figures(fleet, watch.depths),

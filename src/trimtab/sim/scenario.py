@@ -77,6 +77,16 @@ def parse_routing(text: str, *, source: str) -> RoutingSection:
     return routing
 
 
+def other_sections(text: str, *, source: str) -> tuple[str, ...]:
+    """Return the sections of a policy's file beside [routing]; raises `ScenarioError`."""
+    variant = parse_variant(text, source=source)
+    return tuple(
+        name
+        for name in variant.__struct_fields__
+        if name != "routing" and getattr(variant, name) is not None
+    )
+
+
 def _parsed(text: str, kind: type[T], source: str) -> T:
     try:
         tree = tomllib.loads(text)
