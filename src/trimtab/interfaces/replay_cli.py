@@ -66,8 +66,8 @@ def _nothing(found: Replayed) -> str:
     if not found.requests:
         return f"{found.policy}: nothing to decide again, the ledger has no request; record some traffic first"
     return (
-        f"{found.policy}: nothing to decide again, none of {found.requests:,} requests was kept with the whole fleet as "
-        "its decision saw it"
+        f"{found.policy}: nothing to decide again, none of {found.requests:,} requests was kept with the whole fleet "
+        "as its decision saw it"
     )
 
 

@@ -180,7 +180,10 @@ def _roles(found: Comparison) -> str:
             )
             for at in range(len(run.roles.prefill))
         ]
-        caption = f"Ready replicas by role, {run.policy} (first seed): prefill below, decode and mixed above."
+        caption = (
+            f"Ready replicas by role, {run.policy} (first seed): prefill below, decode and mixed above; a dot is a "
+            "role change."
+        )
         behind = table(("from s", "mixed", "prefill", "decode"), rows)
         cards.append(card(figure(role_course(run), caption, behind, css="wide")))
     return "".join(cards)
