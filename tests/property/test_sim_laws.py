@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.core.step_cost import StepCost
+from trimtab.core.types import ReplicaState
 from trimtab.policies.routing import build_policies
 from trimtab.sim.arrivals import Arrival, Sessions, from_records, overlay, sessions, stretch
 from trimtab.sim.fleet import Fleet
@@ -13,6 +14,7 @@ from trimtab.sim.fleet_parts import FleetSpec
 from trimtab.sim.jobs import ReplicaSpec
 from trimtab.sim.public_policies import PUBLIC
 from trimtab.sim.records import Objective, Outcome, summarise
+from trimtab.sim.replica import Replica
 from trimtab.sim.streams import Streams
 from trimtab.workloads.traces import TraceRecord
 
@@ -54,6 +56,7 @@ def fleet_of(policy: str, replicas: int, *, seed: int = 1, **more: object) -> Fl
     rate=st.floats(0.5, 30.0),
     kills=st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 4), st.booleans()), max_size=4),
     limit=st.none() | st.integers(1, 20),
+    start_ms=st.sampled_from((0.0, 0.0, 400.0)),
     until=st.floats(5.0, 40.0),
     seed=st.integers(0, 50),
 )
@@ -64,11 +67,17 @@ def test_every_request_ends_in_one_way(
     rate: float,
     kills: list[tuple[float, int, bool]],
     limit: int | None,
+    start_ms: float,
     until: float,
     seed: int,
 ) -> None:
-    """Arrived = finished + shed + failed + in flight, whatever dies when; and KV blocks are all given back."""
+    """Arrived = finished + shed + failed + in flight, whatever dies when; KV blocks are all given back, and a replica
+    that was lost stays so."""
     fleet = fleet_of(policy, replicas, gateways=gateways, in_flight_max=limit, timeout_s=15.0)
+    cost = msgspec.structs.replace(COST, start_ms=start_ms)
+    for each in fleet.roster.replicas.values():
+        assert isinstance(each, Replica)
+        each.become(msgspec.structs.replace(each.spec, cost=cost))
     for at_s, number, again in kills:
         name = f"r{number % replicas:05d}"
         fleet.at(at_s, lambda now_s, of, n=name, a=again: of.roster.kill(now_s, n, restart=a))
@@ -81,6 +90,10 @@ def test_every_request_ends_in_one_way(
     for replica in fleet.roster.replicas.values():
         assert replica.in_flight == 0
         assert replica.pool.available == replica.pool.blocks
+    for _, number, again in kills:
+        if not again:
+            name = f"r{number % replicas:05d}"
+            assert fleet.roster.states[name] is ReplicaState.STOPPED
 
 
 @settings(max_examples=10, deadline=None)

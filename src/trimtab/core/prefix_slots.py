@@ -63,6 +63,12 @@ class SlotCache:
         self.size += len(blocks)
         self.slots[place].blocks += blocks
 
+    def cut(self, place: int, most: int) -> None:
+        """Drop what a slot's chain has beyond its first `most` blocks."""
+        slot = self.slots[place]
+        self.size -= max(0, len(slot.blocks) - most)
+        slot.blocks = slot.blocks[:most]
+
     def release(self, blocks: Blocks, key: int, tick: int) -> None:
         mine = [slot for slot in self.slots if slot.busy and slot.key == key]
         if mine:

@@ -1,9 +1,10 @@
 """The KV blocks of one simulated replica: shared by prefix, reused, and evicted least recently used first.
 
 A block is free, held (by one or more running requests), or kept: nobody runs with it, but a later prompt with the
-same beginning may take it again. Kept blocks leave in the order in which they were last used, tails first, so that
-a block that is there has all before it. This is the rule of vLLM's block pool; what a request generated is kept
-without a name, which errs on the side of less reuse.
+same beginning may take it again. A request's blocks have no name until they are filled, so that nobody finds what was
+never computed; two that fill the same block at once count as one, where an engine keeps both copies. Kept blocks leave
+in the order in which they were last used, tails first, so that a block that is there has all before it. This is the
+rule of vLLM's block pool; what a request generated is kept without a name, which errs on the side of less reuse.
 """
 
 from collections import OrderedDict
@@ -51,27 +52,31 @@ class BlockPool:
         taken_back = sum(1 for block in hashes[:matched] if block in kept)
         return blocks - matched <= self.free + len(kept) - taken_back
 
-    def hold(self, hashes: Sequence[int], matched: int, private: int) -> None:
-        """Give a request its named blocks, of which `matched` are there, and `private` unnamed ones."""
+    def hold(self, hashes: Sequence[int], private: int) -> None:
+        """Give a request named blocks, all of which are there, and `private` unnamed ones."""
         held, kept = self._held, self._kept
-        for block in hashes[:matched]:
+        for block in hashes:
             count = held.get(block)
             if count is None:
                 del kept[block]
                 held[block] = 1
             else:
                 held[block] = count + 1
-        for block in hashes[matched:]:
+        self._take(private)
+
+    def name(self, hashes: Sequence[int]) -> None:
+        """Name unnamed blocks of a request, as they are filled. One that was there already is shared instead."""
+        held, kept = self._held, self._kept
+        for block in hashes:
             count = held.get(block)
             if count is None:
+                held[block] = 1
                 if block in kept:
                     del kept[block]
-                else:
-                    self._take(1)
-                held[block] = 1
+                    self.free += 1
             else:
                 held[block] = count + 1
-        self._take(private)
+                self.free += 1
 
     def grow(self, blocks: int) -> None:
         """Give a running request more unnamed blocks; the caller has made sure that they are available."""

@@ -9,6 +9,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Final
 
 from trimtab.sim.blocks import BlockPool
@@ -44,6 +45,11 @@ class Decodes:
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    @property
+    def latest(self) -> Job:
+        """The stream whose request came last."""
+        return max(self.jobs.values(), key=attrgetter("id"))
 
     @property
     def next_end(self) -> int:
@@ -153,8 +159,8 @@ class Decodes:
 
     def _next_block_at(self, job: Job) -> int:
         """The step count at which a stream has outgrown the blocks that it has."""
-        room = (job.named + job.private) * self._size - job.context + 1
-        return job.joined + math.ceil(room / job.tokens_per_step)
+        room = (job.named + job.private) * self._size - job.context
+        return job.joined + math.floor(room / job.tokens_per_step) + 1
 
     def take_ended(self) -> list[Job]:
         """Take out and return the streams whose last token has come, in order of step and id."""

@@ -2,9 +2,13 @@
 
 Law, per step: every decoding stream gets one token; what is left of the step's token budget goes to prefill chunks,
 first come first served; a request is admitted while there is a place among the running and room for its whole
-prompt. When a stream needs a block and none is there, the request that came last is preempted: its blocks go, and
-it is prefilled again with what it had generated. These are the rules of vLLM's V1 scheduler. A step's time is
-`core.step_cost`.
+prompt beside what the streams need now. When a stream needs a block and none is there, the request that came last is
+preempted: its blocks go, it is prefilled again with what it had generated, and nobody is admitted to that step. These
+are the rules of vLLM's V1 scheduler. A step's time is `core.step_cost`.
+
+A block of a prompt is found by others from the step on that fills it, not from admission: whoever is admitted to that
+very step reads it after it was written. Of a request that leaves or is preempted only what was computed is kept. KV
+that comes from elsewhere is found when it is there. So does vLLM (`KVCacheManager.allocate_slots`).
 
 Steps of decodes alone are not simulated one by one: until the next end of a stream, the next arrival or the end of
 the KV nothing changes but the contexts, so that many steps are one jump (`sim.jumps`). An arrival in between is taken
@@ -25,6 +29,7 @@ from trimtab.sim.drafting import Drafter
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.jumps import Jump
 from trimtab.sim.kernel import Kernel
+from trimtab.sim.starts import Starts
 
 _PLAIN: Final[Rate] = (1.0, 0.0)
 
@@ -56,6 +61,7 @@ class Replica:
         self.preemptions = 0
         self._kernel = kernel
         self._listener = listener
+        self._starts = Starts(kernel, self._enqueue)
         self._version = 0
         self._running = False
         # The jump under way: steps of decodes alone, or one mixed step with its chunks.
@@ -77,8 +83,8 @@ class Replica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are there, running or waiting; prompts that were handed over not."""
-        return len(self.waiting) + len(self.receiving) + self.running
+        """Requests that are there, starting, waiting or running; prompts that were handed over not."""
+        return len(self._starts) + len(self.waiting) + len(self.receiving) + self.running
 
     @property
     def is_idle(self) -> bool:
@@ -100,15 +106,9 @@ class Replica:
             job.finished_s = now_s
             self._listener.ended(now_s, job)
             return
-        start_s = now_s + self.spec.cost.start_ms / 1000.0
-        if start_s > now_s:
-            self._kernel.at(start_s, self._enqueue, job)
-        else:
-            self._enqueue(now_s, job)
+        self._starts.begin(now_s, job, self.spec.cost.start_ms)
 
     def _enqueue(self, now_s: float, job: Job) -> None:
-        if job.failed is not None:
-            return
         self.waiting.append(job)
         if not self._running:
             self._plan(now_s)
@@ -120,10 +120,11 @@ class Replica:
         if job.finished_s is not None:
             return
         job.failed, job.finished_s = reason, now_s
+        self._starts.drop(job)
         if job in self.waiting:
             self.waiting.remove(job)
         elif job in self.prefilling:
-            self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
+            # The step under way computes its chunk all the same.
             self.prefilling.remove(job)
             self._release(job)
         elif job.id in self.receiving:
@@ -140,8 +141,8 @@ class Replica:
 
     def kill(self, now_s: float, reason: str) -> list[Job]:
         """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
-        there = (self.waiting, self.receiving.values(), self.prefilling, self.decodes.jobs.values())
-        lost = sorted((job for jobs in there for job in jobs), key=attrgetter("id"))
+        placed = [*self.receiving.values(), *self.prefilling, *self.decodes.jobs.values()]
+        lost = sorted([*self._starts.clear(), *self.waiting, *placed], key=attrgetter("id"))
         self.waiting.clear()
         self.receiving.clear()
         self.handing.clear()
@@ -176,13 +177,18 @@ class Replica:
         return self.pool.room_for(job.hashes, matched, need)
 
     def _plan(self, now_s: float) -> None:
-        """Decide what runs next, and when it is over."""
+        """Decide what runs next, and when it is over: those that run come first, then those that wait."""
         self._version += 1
         self._slow, self._told = self.slow, 0
-        if self.waiting:
-            self._admit(now_s)
-        self._began_s = now_s
-        if self.prefilling:
+        self._began_s, self._chunks = now_s, []
+        if self.drafter is not None and self.drafter.look(self.decodes):
+            self.decodes.rerate(self.drafter.rate)
+        before = self.preemptions
+        reserved = self._make_room()
+        left = self._go_on()
+        if self.waiting and (self.preemptions == before or not self.running):
+            self._admit(now_s, left, reserved)
+        if self._chunks:
             self._plan_mixed(now_s)
         elif self.decodes.jobs:
             self._plan_decodes(now_s)
@@ -191,20 +197,29 @@ class Replica:
             held = self.receiving or self.handing
             assert held or not self.waiting, "an idle replica has room for any request it took"
 
-    def _admit(self, now_s: float) -> None:
-        budget = self.spec.budget_tokens - len(self.decodes)
-        budget -= sum(job.prefill_left for job in self.prefilling)
-        while self.waiting and budget > 0 and self.running < self.spec.streams_max:
+    def _go_on(self) -> int:
+        """Give prompts that are being computed their chunks; returns the tokens that the step has left."""
+        left = self.spec.budget_tokens - len(self.decodes)
+        if self.prefilling:
+            left = max(1, left)
+        for job in self.prefilling:
+            if left == 0:
+                break
+            left -= self._compute(job, left)
+        return left
+
+    def _admit(self, now_s: float, left: int, reserved: int) -> None:
+        """Admit whoever waits to the tokens that the step has left, beside the blocks reserved for its streams."""
+        while self.waiting and left > 0 and self.running < self.spec.streams_max:
             job = self.waiting[0]
             prompt = job.input_tokens + job.generated
             need = self._blocks(prompt)
             matched = min(self.pool.match(job.hashes), need)
-            if not self.pool.room_for(job.hashes, matched, need):
+            if not self.pool.room_for(job.hashes, matched, need + reserved):
                 break
             self.waiting.popleft()
-            job.named = min(len(job.hashes), need)
-            job.private = need - job.named
-            self.pool.hold(job.hashes[: job.named], matched, job.private)
+            job.named, job.private = matched, need - matched
+            self.pool.hold(job.hashes[:matched], job.private)
             # An engine computes at least the last token of a prompt.
             cached = min(matched * self.spec.block_tokens, prompt - 1)
             if job.scheduled_s is None:
@@ -215,7 +230,23 @@ class Replica:
                 self._listener.has_room(now_s, job)
                 continue
             self.prefilling.append(job)
-            budget -= job.prefill_left
+            left -= self._compute(job, left)
+
+    def _compute(self, job: Job, most: int) -> int:
+        """Let the coming step compute at most so many tokens of a prompt; returns how many it does."""
+        size = min(job.prefill_left, most)
+        self._chunks.append((job, size))
+        self._name(job, job.prefilled + size)
+        return size
+
+    def _name(self, job: Job, tokens: int) -> None:
+        """Let others find the blocks of a prompt that its first `tokens` fill."""
+        full = tokens // self.spec.block_tokens if tokens < job.input_tokens else len(job.hashes)
+        full = min(full, len(job.hashes), job.named + job.private)
+        if full > job.named:
+            self.pool.name(job.hashes[job.named : full])
+            job.private -= full - job.named
+            job.named = full
 
     def received(self, now_s: float, job: Job, *, complete: bool) -> None:
         """Go on with an incoming job: with all its KV but the last token's, or without what should have come."""
@@ -224,6 +255,7 @@ class Replica:
         job.incoming = False
         if complete:
             job.prefilled, job.prefill_left = job.input_tokens - 1, 1
+            self._name(job, job.prefilled)
         self.prefilling.append(job)
         self._wake(now_s)
 
@@ -246,38 +278,24 @@ class Replica:
 
     def _plan_mixed(self, now_s: float) -> None:
         """Plan one step of decodes and prefill chunks."""
-        self._make_room(1)
-        self._draft()
-        streams = len(self.decodes)
-        budget = max(1, self.spec.budget_tokens - streams)
-        pairs, tokens = 0.0, 0
-        self._chunks = []
-        for job in self.prefilling:
-            size = min(job.prefill_left, budget - tokens)
-            if size <= 0:
-                break
-            self._chunks.append((job, size))
-            tokens += size
-            pairs += size * (job.prefilled + size / 2.0)
+        tokens = sum(size for _, size in self._chunks)
+        pairs = sum(size * (job.prefilled + size / 2.0) for job, size in self._chunks)
         took_ms = self._step_ms(tokens, pairs)
         self._planned, self._running = 1, True
         end_s = now_s + took_ms * self._slow / 1000.0
         self._kernel.at(end_s, self._step_over, self._version, RANK_STEP)
 
     def _plan_decodes(self, now_s: float) -> None:
-        """Plan as many steps of decodes alone as nothing changes in."""
-        self._draft()
+        """Plan as many steps of decodes alone as nothing changes in; there is room for one."""
         decodes = self.decodes
         steps = decodes.next_end - decodes.step_count
         if self.drafter is not None:
             steps = min(steps, self.drafter.steps_max)
         if decodes.outgrows(steps) and decodes.blocks_for(steps) > self.pool.available:
             room, fits = self.pool.available, range(1, steps + 1)
-            steps = bisect.bisect_right(fits, room, key=decodes.blocks_for)
-            if steps == 0:
-                self._make_room(1)
-                steps = 1
-        self._planned, self._running, self._chunks = steps, True, []
+            # At least one, though rounding may put off the step that fills a block.
+            steps = max(1, bisect.bisect_right(fits, room, key=decodes.blocks_for))
+        self._planned, self._running = steps, True
         growth_ms = self.spec.cost.context_ms * decodes.grown(1)
         self._jump = Jump(self._step_ms(0, 0.0), growth_ms, self._slow)
         end_s = now_s + self._jump.seconds(steps)
@@ -296,23 +314,14 @@ class Replica:
             took_ms += self.drafter.draft_ms
         return took_ms
 
-    def _draft(self) -> None:
-        """Choose how deep to draft from here on."""
-        if self.drafter is not None and self.drafter.look(self.decodes):
-            self.decodes.rerate(self.drafter.rate)
-
-    def _make_room(self, steps: int) -> None:
-        """Preempt the latest requests until the streams have blocks for so many steps."""
+    def _make_room(self) -> int:
+        """Preempt the latest requests until the streams have blocks for a step; returns how many they need."""
         decodes = self.decodes
-        if not decodes.outgrows(steps):
-            return
-        while decodes.jobs and decodes.blocks_for(steps) > self.pool.available:
-            victim = (
-                self.prefilling[-1]
-                if self.prefilling
-                else max(decodes.jobs.values(), key=attrgetter("id"))
-            )
-            self._preempt(victim)
+        need = decodes.blocks_for(1) if decodes.outgrows(1) else 0
+        while need > self.pool.available:
+            self._preempt(self.prefilling[-1] if self.prefilling else decodes.latest)
+            need = decodes.blocks_for(1)
+        return need
 
     def _preempt(self, job: Job) -> None:
         if job.id in self.decodes.jobs:
@@ -359,9 +368,11 @@ class Replica:
     def _end_chunks(self, now_s: float) -> None:
         chunks, self._chunks = self._chunks, []
         for job, size in chunks:
+            self.prefill_tokens += size
+            if job.finished_s is not None:
+                continue
             job.prefill_left -= size
             job.prefilled += size
-            self.prefill_tokens += size
             if job.prefill_left == 0:
                 self.prefilling.remove(job)
                 self._first_token(now_s, job)

@@ -46,6 +46,7 @@ class Roster:
         self.numbers: dict[str, int] = {}
         self.role_changes: list[RoleChange] = []
         self.changing: dict[str, Change] = {}
+        self._coming_back: set[str] = set()
         self.readings = 0
         """Readings on their way to gateways."""
         self.awaits: Callable[[str], bool] = lambda _: False
@@ -195,7 +196,12 @@ class Roster:
                 self._set_state(replica, self.states[replica], now_s)
 
     def kill(self, now_s: float, replica: str, *, restart: bool = True) -> None:
-        """Lose a replica with all that it holds; gateways find out by and by. It comes back unless told not to."""
+        """Lose a replica with all that it holds; gateways find out by and by. It comes back unless told not to.
+
+        One that is down and was to come back stays lost when it is told not to meanwhile.
+        """
+        if not restart:
+            self._coming_back.discard(replica)
         if self.states.get(replica) in {None, ReplicaState.STOPPED}:
             return
         self.states[replica] = ReplicaState.STOPPED
@@ -203,6 +209,7 @@ class Roster:
         self._lost(now_s, replica, self.replicas[replica].kill(now_s, "its replica was lost"))
         self._kernel.at(now_s + self.spec.probe_s, self._notice, replica)
         if restart:
+            self._coming_back.add(replica)
             back_s = now_s + max(self.spec.start_s, self.spec.probe_s)
             self._kernel.at(back_s, self._back, replica)
 
@@ -213,6 +220,9 @@ class Roster:
                 gateway.router.forget(replica)
 
     def _back(self, now_s: float, replica: str) -> None:
+        if replica not in self._coming_back:
+            return
+        self._coming_back.discard(replica)
         for gateway in self._gateways:
             gateway.router.forget(replica)
         self._set_state(replica, ReplicaState.READY, now_s)

@@ -6,7 +6,8 @@ says, keeps what of its chain it has in common and overwrites the rest; with all
 served. A step is cut into passes (`sim.passes`), each of which has the overhead and the weights of `core.step_cost`;
 its time is their sum times the pace of the host whose cores the replicas share, and that of its own (`sim.unrest`).
 
-A slot keeps what it generated (`Job.after`, where told) behind its prompt. A chain is compared by whole blocks, so
+A slot keeps what it generated (`Job.after`, where told) behind its prompt; of a request that leaves before its prompt
+was computed it keeps what was, the chunk of the step under way with it. A chain is compared by whole blocks, so
 that reuse errs on the low side by less than one. KV never fills: a slot has room for a whole context, and what is
 longer is refused.
 
@@ -25,6 +26,7 @@ from trimtab.sim.jobs import HostSpec, Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.passes import passes_of
 from trimtab.sim.replica import RANK_STEP
+from trimtab.sim.starts import Starts
 from trimtab.sim.unrest import Unrest
 
 
@@ -55,6 +57,7 @@ class SlotReplica:
         self.preemptions = 0
         self._kernel = kernel
         self._listener = listener
+        self._starts = Starts(kernel, self._enqueue)
         self._host = host or Host(HostSpec(cores=1, threads=1))
         self._unrest: Unrest | None = None
         if self._host.spec.is_restless:
@@ -81,8 +84,8 @@ class SlotReplica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are there, in a slot or waiting."""
-        return self.running + len(self.waiting)
+        """Requests that are there, in a slot, waiting or starting."""
+        return self.running + len(self.waiting) + len(self._starts)
 
     @property
     def used_share(self) -> float:
@@ -97,15 +100,9 @@ class SlotReplica:
             job.failed, job.finished_s = "longer than a slot of the replica", now_s
             self._listener.ended(now_s, job)
             return
-        start_s = now_s + self.spec.cost.start_ms / 1000.0
-        if start_s > now_s:
-            self._kernel.at(start_s, self._enqueue, job)
-        else:
-            self._enqueue(now_s, job)
+        self._starts.begin(now_s, job, self.spec.cost.start_ms)
 
     def _enqueue(self, now_s: float, job: Job) -> None:
-        if job.failed is not None:
-            return
         self.waiting.append(job)
         if not self._at_work:
             self._plan(now_s)
@@ -115,9 +112,15 @@ class SlotReplica:
         if job.finished_s is not None:
             return
         job.failed, job.finished_s = reason, now_s
+        self._starts.drop(job)
         if job in self.waiting:
             self.waiting.remove(job)
         elif job in self._slots:
+            under_way = sum(size for one, size in self._chunks if one is job)
+            computed = job.prefilled + under_way
+            if computed < job.input_tokens:
+                self._cache.cut(self._slots.index(job), computed // self.spec.block_tokens)
+            self.prefill_tokens += under_way
             self._chunks = [chunk for chunk in self._chunks if chunk[0] is not job]
             self._decoded = [other for other in self._decoded if other is not job]
             self._leave(job)
@@ -125,7 +128,11 @@ class SlotReplica:
 
     def kill(self, now_s: float, reason: str) -> list[Job]:
         """Lose everything, as a crash does; returns the jobs that failed, in the order they came."""
-        there = [*self.waiting, *(job for job in self._slots if job is not None)]
+        there = [
+            *self._starts.clear(),
+            *self.waiting,
+            *(job for job in self._slots if job is not None),
+        ]
         lost = sorted(there, key=lambda job: job.id)
         self.waiting.clear()
         self._slots = [None] * self.spec.streams_max

@@ -261,3 +261,86 @@ def test_every_step_of_the_streams_is_told_once() -> None:
     while (end_s := end_s + (10.5 + 0.001 * context) / 1000.0) <= 0.1:
         context, passed = context + 1, passed + 1
     assert bench.stepped == [passed, 49 - passed]
+
+
+def test_client_that_leaves_halfway_leaves_behind_what_was_computed() -> None:
+    """Two chunks of 256 and, with the step under way, a third; the next one computes the rest."""
+    bench = Bench()
+    names = tuple(range(100))
+    first = bench.send(0.0, job(1, 1600, 1, names))
+    bench.kernel.at(0.080, lambda now_s, _: bench.replica.cancel(now_s, first, "its client left"))
+    bench.kernel.run()
+    assert (first.prefilled, bench.replica.prefill_tokens) == (512, 768)
+    again = bench.send(1.0, job(2, 1600, 1, names))
+    bench.kernel.run()
+    assert (again.cached_tokens, bench.replica.prefill_tokens) == (768, 1600)
+    assert bench.replica.pool.available == bench.replica.pool.blocks
+
+
+def test_same_prompt_at_once_waits_for_the_first_and_shares_all_its_full_blocks() -> None:
+    """The first takes the budget of every step until its last chunk, which both are in."""
+    bench = Bench()
+    names = tuple(range(37))
+    first = bench.send(0.0, job(1, 600, 1, names))
+    second = bench.send(0.0, job(2, 600, 1, names))
+    bench.kernel.run()
+    assert (first.cached_tokens, second.cached_tokens) == (0, 592)
+    assert second.first_token_s == first.first_token_s
+    assert bench.replica.prefill_tokens == 608
+
+
+def test_preempted_prompt_is_found_again_as_far_as_it_was_computed() -> None:
+    """Streams that grow take its room while it is prefilled; nothing of it is skipped."""
+    bench = Bench(kv_tokens=640, budget_tokens=40)
+    for number in range(4):
+        bench.send(0.0, job(number, 60, 60))
+    names = tuple(range(18))
+    late = bench.send(0.26, job(9, 300, 2, names))
+    bench.kernel.run()
+    assert (late.preemptions > 0, late.generated) == (True, 2)
+    assert bench.replica.prefill_tokens >= 4 * 60 + 300
+    assert bench.replica.pool.available == bench.replica.pool.blocks
+
+
+def test_kv_on_its_way_is_no_prefix_of_others_before_it_came() -> None:
+    """Another with the same prompt computes it; one that comes after the KV does finds it."""
+    bench = Bench()
+    names = tuple(range(40))
+    comes = bench.send(0.0, job(1, 640, 2, names, incoming=True))
+    other = bench.send(0.1, job(2, 640, 2, names))
+    bench.kernel.at(5.0, lambda now_s, _: bench.replica.received(now_s, comes, complete=True))
+    bench.kernel.run()
+    assert (other.cached_tokens, bench.replica.prefill_tokens) == (0, 641)
+    alone = Bench()
+    comes = alone.send(0.0, job(1, 640, 2, names, incoming=True))
+    alone.kernel.at(5.0, lambda now_s, _: alone.replica.received(now_s, comes, complete=True))
+    other = alone.send(6.0, job(2, 640, 2, names))
+    alone.kernel.run()
+    assert other.cached_tokens == 639
+    for one in (bench, alone):
+        assert one.replica.pool.available == one.replica.pool.blocks
+
+
+def test_nobody_is_admitted_to_blocks_that_the_streams_need_in_that_step() -> None:
+    """Two streams fill 18 of 20 blocks and take the last two in the next step; a prompt of two blocks waits."""
+    bench = Bench(kv_tokens=320)
+    streams = [bench.send(0.0, job(number, 144, 8)) for number in range(2)]
+    late = bench.send(0.001, job(3, 32, 1))
+    bench.kernel.run()
+    assert [one.preemptions for one in (*streams, late)] == [0, 0, 0]
+    assert late.scheduled_s == streams[0].finished_s
+
+
+def test_request_in_its_start_is_lost_with_the_replica_or_leaves_with_its_client() -> None:
+    """It counts from the moment the replica takes it, and never runs after that."""
+    bench = Bench(cost=msgspec.structs.replace(COST, start_ms=500.0))
+    jobs = [bench.send(0.0, job(number, 100, 2)) for number in range(3)]
+    bench.kernel.run(0.1)
+    assert (bench.replica.in_flight, bench.replica.is_idle) == (3, False)
+    bench.replica.cancel(0.1, jobs[0], "its client left")
+    assert bench.replica.in_flight == 2
+    assert bench.replica.kill(0.2, "lost") == jobs[1:]
+    again = bench.send(0.3, job(1, 100, 2))
+    bench.kernel.run()
+    assert [one.failed for one in jobs] == ["its client left", "lost", "lost"]
+    assert (again.scheduled_s, bench.replica.prefill_tokens) == (0.8, 100)

@@ -3,6 +3,7 @@
 import math
 import random
 
+import msgspec
 import pytest
 
 from trimtab.core.step_cost import StepCost
@@ -26,7 +27,7 @@ COST = StepCost(
 class Bench:
     """Replicas on one host with what became of their jobs."""
 
-    def __init__(self, replicas: int = 1, *, host: HostSpec | None = None, **sizes: int) -> None:
+    def __init__(self, replicas: int = 1, *, host: HostSpec | None = None, **sizes: object) -> None:
         self.kernel = Kernel()
         self.ended: list[Job] = []
         self.steps = 0
@@ -35,8 +36,14 @@ class Bench:
             ended=lambda _, job: self.ended.append(job),
             stepped=self._stepped,
         )
-        given = {"kv_tokens": 4000, "budget_tokens": 64, "streams_max": 2, "block_tokens": 10}
-        spec = ReplicaSpec(cost=COST, similarity=0.5, **(given | sizes))
+        given = {
+            "cost": COST,
+            "kv_tokens": 4000,
+            "budget_tokens": 64,
+            "streams_max": 2,
+            "block_tokens": 10,
+        }
+        spec = ReplicaSpec(similarity=0.5, **(given | sizes))
         shared = None if host is None else Host(host)
         self.replicas = [
             SlotReplica(spec, self.kernel, listener, shared, random.Random(number))
@@ -205,6 +212,34 @@ def test_cancelled_job_leaves_its_slot_and_a_killed_replica_forgets() -> None:
     again = bench.send(2.0, job(4, 50, 2, (1, 2, 3, 4, 5)))
     bench.run()
     assert (again.cached_tokens, replica.in_flight, again.failed) == (0, 0, None)
+
+
+def test_slot_of_a_client_that_left_keeps_what_was_computed() -> None:
+    """A chunk of 64 and, with the step under way, one more; the next one computes the rest."""
+    bench = Bench()
+    replica, names = bench.replicas[0], tuple(range(30))
+    first = bench.send(0.0, job(1, 300, 2, names))
+    bench.kernel.at(0.1, lambda now_s, _: replica.cancel(now_s, first, "left"))
+    again = bench.send(1.0, job(2, 300, 2, names))
+    bench.run()
+    assert (first.prefilled, again.cached_tokens) == (64, 0)
+    assert replica.prefill_tokens == 128 + 300
+
+
+def test_request_in_its_start_is_lost_with_the_replica_or_leaves_with_its_client() -> None:
+    """It counts from the moment the replica takes it, and never runs after that."""
+    bench = Bench(cost=msgspec.structs.replace(COST, start_ms=500.0))
+    replica = bench.replicas[0]
+    jobs = [bench.send(0.0, job(number, 50, 2)) for number in range(3)]
+    bench.kernel.run(0.1)
+    assert replica.in_flight == 3
+    replica.cancel(0.1, jobs[0], "left")
+    assert replica.kill(0.2, "crashed") == jobs[1:]
+    bench.run()
+    assert ([one.failed for one in jobs], replica.prefill_tokens) == (
+        ["left", "crashed", "crashed"],
+        0,
+    )
 
 
 def test_request_longer_than_a_slot_is_refused() -> None:
