@@ -475,3 +475,17 @@ def test_example_can_be_simulated(folder: Path, name: str) -> None:
     short = short.replace("[rollout]", "[rollout]\nstart_s = 5")
     (folder / "short.toml").write_text(short)
     assert read(run(folder / "short.toml", "--json")).runs[0].summary.finished > 0
+
+
+def test_note_on_regimes_is_of_all_seeds_and_says_its_reason_once(folder: Path) -> None:
+    """Shares are of the requests of all seeds together, policy by policy."""
+    text = SCENARIO.replace('source = "made up"', 'source = "made up"\nregimes = ["queued"]')
+    (folder / "said.toml").write_text(text)
+    words = (folder / "said.toml", "--seeds", 3, "--compare", "round_robin")
+    told, found = run(*words).stdout, read(run(*words, "--json"))
+    assert told.count("never measured, so an extrapolation") == 1
+    for policy in found.policies:
+        mine = [one.regimes for one in found.runs if one.policy == policy]
+        light = sum(one.requests for run in mine for one in run if one.regime == "light")
+        share = light / sum(one.requests for run in mine for one in run)
+        assert f"{policy}: light ({share:.1%} of the requests)" in told

@@ -10,7 +10,7 @@ from trimtab.interfaces.simulate_words import Read, cell, total
 from trimtab.sim.compare import Comparison
 from trimtab.sim.figures import BreakEven, RoleFigures, SpeculationFigures, TransferFigures
 from trimtab.sim.measured import Regime
-from trimtab.sim.regimes import extrapolated, pooled
+from trimtab.sim.regimes import BEYOND, extrapolated, pooled
 from trimtab.sim.rollout import RolloutCourse
 from trimtab.sim.run import SimResult
 
@@ -164,7 +164,10 @@ def _beyond(found: Comparison) -> str:
     }
     if len(set(told.values())) <= 1 and len(told) == len(found.policies):
         return next(iter(told.values()), "")
-    return "; ".join(f"{policy}: {said}" for policy, said in told.items())
+    begin = BEYOND if all(said.startswith(BEYOND) for said in told.values()) else ""
+    return begin + "; ".join(
+        f"{policy}: {said.removeprefix(begin)}" for policy, said in told.items()
+    )
 
 
 def _break_evens(found: Comparison) -> str:

@@ -8,6 +8,7 @@ calibrate` writes it); what is said of another regime is an extrapolation, whate
 import itertools
 from collections import Counter
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from trimtab.sim.measured import QUEUED_MS, Regime, light_streams
 from trimtab.sim.records import Outcome, Records
+
+BEYOND: Final = "never measured, so an extrapolation of the engine model: "
+"""What the words on unmeasured regimes begin with."""
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,4 +112,4 @@ def extrapolated(found: tuple[RegimeFigures, ...]) -> str | None:
     if not beyond:
         return None
     told = ", ".join(f"{one.regime.value} ({one.share:.1%} of the requests)" for one in beyond)
-    return f"never measured, so an extrapolation of the engine model: {told}"
+    return f"{BEYOND}{told}"
