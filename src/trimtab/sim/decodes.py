@@ -12,6 +12,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Final
 
+from trimtab.core.step_cost import StepCost
 from trimtab.sim.blocks import BlockPool
 from trimtab.sim.jobs import Job
 
@@ -116,6 +117,16 @@ class Decodes:
     def _held_at(self, job: Job, step: int) -> int:
         """Tokens of KV that a stream has at a step."""
         return math.ceil(job.context + (step - job.joined) * job.tokens_per_step)
+
+    def step_ms(self, cost: StepCost, prompt_tokens: int, pairs: float) -> float:
+        """Milliseconds of a step of all streams, with their drafts' verification and so many tokens of prompts."""
+        streams = len(self.jobs)
+        return cost.step_ms(
+            tokens=prompt_tokens + streams + self.drafted,
+            streams=streams,
+            context_tokens=self.context,
+            pairs=pairs,
+        )
 
     def grown(self, steps: int) -> float:
         """Tokens by which all contexts grow in so many steps."""

@@ -84,7 +84,7 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are there, starting, waiting or running; prompts that were handed over not."""
-        return len(self._starts) + len(self.waiting) + len(self.receiving) + self.running
+        return len(self._starts.jobs) + len(self.waiting) + len(self.receiving) + self.running
 
     @property
     def is_idle(self) -> bool:
@@ -241,12 +241,14 @@ class Replica:
 
     def _name(self, job: Job, tokens: int) -> None:
         """Let others find the blocks of a prompt that its first `tokens` fill."""
-        full = tokens // self.spec.block_tokens if tokens < job.input_tokens else len(job.hashes)
-        full = min(full, len(job.hashes), job.named + job.private)
-        if full > job.named:
-            self.pool.name(job.hashes[job.named : full])
-            job.private -= full - job.named
-            job.named = full
+        full = len(job.hashes)
+        if tokens < job.input_tokens:
+            full = min(full, tokens // self.spec.block_tokens)
+        more = min(full - job.named, job.private)
+        if more > 0:
+            self.pool.name(job.hashes[job.named : job.named + more])
+            job.private -= more
+            job.named += more
 
     def received(self, now_s: float, job: Job, *, complete: bool) -> None:
         """Go on with an incoming job: with all its KV but the last token's, or without what should have come."""
@@ -278,8 +280,10 @@ class Replica:
 
     def _plan_mixed(self, now_s: float) -> None:
         """Plan one step of decodes and prefill chunks."""
-        tokens = sum(size for _, size in self._chunks)
-        pairs = sum(size * (job.prefilled + size / 2.0) for job, size in self._chunks)
+        pairs, tokens = 0.0, 0
+        for job, size in self._chunks:
+            pairs += size * (job.prefilled + size / 2.0)
+            tokens += size
         took_ms = self._step_ms(tokens, pairs)
         self._planned, self._running = 1, True
         end_s = now_s + took_ms * self._slow / 1000.0
@@ -303,24 +307,18 @@ class Replica:
 
     def _step_ms(self, prompt_tokens: int, pairs: float) -> float:
         """Milliseconds of a step of all streams, their drafts and so many tokens of prompts."""
-        streams, decodes = len(self.decodes), self.decodes
-        took_ms = self.spec.cost.step_ms(
-            tokens=prompt_tokens + streams + decodes.drafted,
-            streams=streams,
-            context_tokens=decodes.context,
-            pairs=pairs,
-        )
-        if self.drafter is not None and streams:
+        took_ms = self.decodes.step_ms(self.spec.cost, prompt_tokens, pairs)
+        if self.drafter is not None and self.decodes.jobs:
             took_ms += self.drafter.draft_ms
         return took_ms
 
     def _make_room(self) -> int:
         """Preempt the latest requests until the streams have blocks for a step; returns how many they need."""
         decodes = self.decodes
-        need = decodes.blocks_for(1) if decodes.outgrows(1) else 0
-        while need > self.pool.available:
+        if not decodes.outgrows(1):
+            return 0
+        while (need := decodes.blocks_for(1)) > self.pool.available:
             self._preempt(self.prefilling[-1] if self.prefilling else decodes.latest)
-            need = decodes.blocks_for(1)
         return need
 
     def _preempt(self, job: Job) -> None:

@@ -273,7 +273,7 @@ class Roster:
             gateway=gateway,
             at_s=now_s,
             shares=np.array([replica.used_share for replica in all_]),
-            counts=[(replica.running, replica.in_flight - replica.running) for replica in all_],
+            counts=[(now := one.running, one.in_flight - now) for one in all_],
         )
         if self.spec.probe_late_s > 0.0:
             self.readings += 1

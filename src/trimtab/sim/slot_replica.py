@@ -85,7 +85,7 @@ class SlotReplica:
     @property
     def in_flight(self) -> int:
         """Requests that are there, in a slot, waiting or starting."""
-        return self.running + len(self.waiting) + len(self._starts)
+        return self.running + len(self.waiting) + len(self._starts.jobs)
 
     @property
     def used_share(self) -> float:

@@ -107,3 +107,16 @@ def test_replica_that_is_lost_while_it_is_down_stays_lost(lost_s: float | None, 
     assert view is not None
     assert view.state is ReplicaState(state)
     assert fleet.roster.ready_count == (2 if lost_s is None else 1)
+
+
+def test_clients_that_leave_early_go_on_leaving_until_a_prompt_is_whole() -> None:
+    """A prompt of 8,000 tokens takes four chunks of 107 ms at most; whoever waits 250 ms gets three of them done."""
+    fleet = fleet_of(replicas=1, timeout_s=0.25)
+    names = tuple(range(125))
+    fleet.run(
+        Arrival(at_s=2.0 * at, session="s", input_tokens=8000, output_tokens=2, hashes=names)
+        for at in range(4)
+    )
+    ended = [Outcome(each) for each in fleet.records.outcomes()]
+    assert ended == [Outcome.FAILED, *[Outcome.FINISHED] * 3]
+    assert list(fleet.records.column("cached_tokens")[1:]) == [3 * 2048, 7999, 7999]
