@@ -135,8 +135,9 @@ CLI_HEAD = """# Command line
 
 Exit codes: 0 done; 1 an error, said in one line; 2 wrong usage; 130 Ctrl-C. `trimtab diagnose`, `trimtab plan`,
 `trimtab prompts` and `trimtab repeats` have codes of their own, told in their help. `trimtab load` ends with 1 also if
-a request was not answered, `trimtab replay` also if a decision differs. `trimtab ledger` ends with 1 if the ledger is
-broken (`verify`) or knows no such event or lever, and with 2 if there is no ledger.
+a request was not answered, `trimtab replay` also if a decision differs, and with 4 if there is nothing to decide again.
+`trimtab ledger` ends with 1 if the ledger is broken (`verify`) or knows no such event or lever, and with 2 if there is
+no ledger.
 
 """
 

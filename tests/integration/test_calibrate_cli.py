@@ -115,7 +115,7 @@ def test_model_that_was_written_can_be_simulated(measured: Path, tmp_path: Path)
     out = tmp_path / "replica.toml"
     assert run(measured, *ENGINE, "--out", out).exit_code == 0
     rest = (
-        "[fleet]\nreplicas = 1\n[workload]\nduration_s = 5\n[workload.synthetic]\nrate_per_s = 2\n"
+        "[fleet]\nreplicas = 1\n[workload]\nduration_s = 20\n[workload.synthetic]\nrate_per_s = 4\n"
     )
     text = 'name = "fitted"\n' + out.read_text() + rest
     scenario = parse_scenario(text, source="x.toml")

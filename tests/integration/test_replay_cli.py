@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from events_kit import SteppingClock
+from events_kit import SteppingClock, request
 from fake_engine import FakeEngine
 from harness import COST, Harness, chat
 from sim_kit import recorded_day
@@ -76,6 +76,39 @@ def test_policy_file_changes_a_bound(ledger: Path, tmp_path: Path) -> None:
     found = read(run(ledger, "--policy", str(tight), "--json"))
     loose = read(run(ledger, "--policy", "prefix_affine", "--json"))
     assert found.different > loose.different == 0
+
+
+def test_other_sections_of_a_policy_file_are_said_not_to_be_replayed(
+    ledger: Path, tmp_path: Path
+) -> None:
+    """Nobody takes the answer for one about local prefill; routing is decided as without them."""
+    both = tmp_path / "both.toml"
+    both.write_text('[routing]\nload_bound = 1.0\n[local_prefill]\nmode = "remote"\n')
+    told = " ".join(run(ledger, "--policy", str(both)).stdout.split())
+    assert "not replayed: [local_prefill]; only where requests go is decided again" in told
+    tight = tmp_path / "tight.toml"
+    tight.write_text("[routing]\nload_bound = 1.0\n")
+    with_it, without = (read(run(ledger, "--policy", str(one), "--json")) for one in (both, tight))
+    assert with_it.not_replayed == ("local_prefill",)
+    assert msgspec.structs.replace(with_it, not_replayed=()) == without
+
+
+def test_ledger_without_requests_decides_nothing_and_says_so(tmp_path: Path) -> None:
+    """Nothing stays the same where nothing is: exit code 4, in words and as JSON."""
+    path = keep(tmp_path / "ledger.sqlite", recorded_day(0))
+    ended = run(path, "--policy", "round_robin")
+    assert ended.exit_code == 4
+    assert "nothing to decide again, the ledger has no request" in " ".join(ended.output.split())
+    as_json = run(path, "--policy", "round_robin", "--json")
+    assert (as_json.exit_code, read(as_json).requests) == (4, 0)
+
+
+def test_ledger_whose_requests_were_not_kept_whole_decides_nothing_either(tmp_path: Path) -> None:
+    """Requests are counted, and none can be decided again."""
+    path = keep(tmp_path / "ledger.sqlite", [request(1), request(2)])
+    ended = run(path, "--policy", "round_robin")
+    assert ended.exit_code == 4
+    assert "none of 2 requests was kept with the whole fleet" in " ".join(ended.output.split())
 
 
 @pytest.mark.parametrize("policy", sorted(PUBLIC))

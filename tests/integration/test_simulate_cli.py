@@ -140,6 +140,92 @@ def test_report_is_one_page_and_one_file_of_figures(folder: Path) -> None:
     assert "What this cannot say" in page
 
 
+def test_cost_is_told_by_policy_in_table_page_and_json(folder: Path) -> None:
+    """Replica-hours, their price and what tokens and good requests cost, with intervals over seeds and a picture."""
+    words = ("--compare", "round_robin", "--seeds", 2, "--report", folder / "out")
+    told = run(folder / "made.toml", *words)
+    assert told.exit_code == 0, told.output
+    rows = [line.split("│") for line in told.stdout.splitlines() if "│" in line]
+    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    for name in ("replica-hours", "price", "per million output tokens", "per 1,000 good requests"):
+        assert len(cells[name]) == 2
+        assert all("\u00b1" in cell for cell in cells[name])
+    found = msgspec.json.decode((folder / "out" / "result.json").read_bytes(), type=Comparison)
+    for one in found.runs:
+        assert one.cost is not None
+        tokens, good = sum(one.output_tokens_by_replica), sum(one.course.good)
+        assert one.cost_per_million_output_tokens == pytest.approx(one.cost * 1e6 / tokens)
+        assert one.cost_per_thousand_good == pytest.approx(one.cost * 1e3 / good)
+    compared = {one.metric for one in found.differences}
+    assert {"cost_per_million_output_tokens", "cost_per_thousand_good"} <= compared
+    page = (folder / "out" / "index.html").read_text()
+    section = page.partition('<section id="cost">')[2].partition("</section>")[0]
+    assert section.count("<svg") == 2
+    assert "round_robin" in section
+
+
+def test_fleet_without_a_price_has_no_cost(folder: Path) -> None:
+    """Nobody asked what it costs."""
+    (folder / "free.toml").write_text(SCENARIO.replace("price_per_hour = 3.0\n", ""))
+    told = run(folder / "free.toml", "--report", folder / "out")
+    assert told.exit_code == 0, told.output
+    assert "per million output tokens" not in told.stdout
+    assert 'id="cost"' not in (folder / "out" / "index.html").read_text()
+
+
+def test_requests_still_running_at_the_end_are_told_and_can_be_left_out(folder: Path) -> None:
+    """They count as not good whatever the policy does; with time to end, none runs."""
+    short = SCENARIO.replace("duration_s = 12", "duration_s = 5")
+    (folder / "short.toml").write_text(short)
+    assert "still running at the end and counted as not good" in run(folder / "short.toml").stdout
+    (folder / "long.toml").write_text(SCENARIO.replace("warm_s = 2", "warm_s = 2\ncool_s = 7"))
+    told = run(folder / "long.toml")
+    assert "from 2 to 5 s" in " ".join(told.stdout.split())
+    assert "still running" not in told.stdout
+    cut, ended = (read(run(folder / name, "--json")) for name in ("short.toml", "long.toml"))
+    assert cut.runs[0].summary.arrived == ended.runs[0].summary.arrived
+    assert ended.runs[0].summary.in_flight == 0 < cut.runs[0].summary.in_flight
+    assert "still running" in " ".join(cut.notes)
+
+
+def test_workload_without_a_request_is_an_error_that_says_what_to_raise(folder: Path) -> None:
+    """Figures of nothing would look like figures."""
+    (folder / "rare.toml").write_text(SCENARIO.replace("rate_per_s = 4.0", "rate_per_s = 0.001"))
+    told = run(folder / "rare.toml")
+    assert told.exit_code == 1
+    words = " ".join(told.output.split())
+    assert "rare.toml: no request arrives from 2 to 12 s under seed 1" in words
+    assert "raise workload.synthetic.rate_per_s" in words
+
+
+def test_trace_cut_at_the_end_is_told(folder: Path) -> None:
+    """How many of its requests begin within the time that is simulated."""
+    (folder / "cut.toml").write_text(TRACED.replace("duration_s = 12", "duration_s = 4.8"))
+    words = "10 requests of the trace begin within workload.duration_s = 4.8 s"
+    told = run(folder / "cut.toml", "--trace", folder / "trace.jsonl", "--report", folder / "out")
+    assert words in told.stdout
+    assert words in (folder / "out" / "index.html").read_text()
+    whole = run(folder / "traced.toml", "--trace", folder / "trace.jsonl").stdout
+    assert "20 requests of the trace begin within workload.duration_s = 12 s" in whole
+    assert "of the trace begin" not in run(folder / "made.toml").stdout
+
+
+def test_trace_without_a_request_is_named(folder: Path) -> None:
+    """Of several files it must be clear which one."""
+    (folder / "empty").write_text("\n")
+    for kind in ("mooncake", "azure", "sessions", "recorded", "jsonl"):
+        told = run(folder / "traced.toml", "--trace", folder / "empty", "--format", kind)
+        assert told.exit_code == 1
+        assert f"{folder / 'empty'}" in told.output.replace("\n", "")
+
+
+def test_regimes_are_told_where_nothing_finished(folder: Path) -> None:
+    """That nobody measured the model is no less true of a fleet that served nobody."""
+    lost = "".join(f'[[faults]]\nat_s = 0\nkind = "lose"\nreplica = {at}\n' for at in (0, 1))
+    (folder / "lost.toml").write_text(SCENARIO + lost)
+    assert "does not say in which regimes" in run(folder / "lost.toml").stdout
+
+
 def test_options_go_over_the_scenario(folder: Path) -> None:
     """More replicas and gateways, and what they cost."""
     found = read(
@@ -391,3 +477,17 @@ def test_example_can_be_simulated(folder: Path, name: str) -> None:
     short = short.replace("[rollout]", "[rollout]\nstart_s = 5")
     (folder / "short.toml").write_text(short)
     assert read(run(folder / "short.toml", "--json")).runs[0].summary.finished > 0
+
+
+def test_note_on_regimes_is_of_all_seeds_and_says_its_reason_once(folder: Path) -> None:
+    """Shares are of the requests of all seeds together, policy by policy."""
+    text = SCENARIO.replace('source = "made up"', 'source = "made up"\nregimes = ["queued"]')
+    (folder / "said.toml").write_text(text)
+    words = (folder / "said.toml", "--seeds", 3, "--compare", "round_robin")
+    told, found = run(*words).stdout, read(run(*words, "--json"))
+    assert told.count("never measured, so an extrapolation") == 1
+    for policy in found.policies:
+        mine = [one.regimes for one in found.runs if one.policy == policy]
+        light = sum(one.requests for run in mine for one in run if one.regime == "light")
+        share = light / sum(one.requests for run in mine for one in run)
+        assert f"{policy}: light ({share:.1%} of the requests)" in told

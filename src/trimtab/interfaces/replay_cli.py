@@ -16,6 +16,8 @@ from trimtab.sim.replay import Replayed, replay
 
 SHOWN_MAX = 20
 DIFFERS = 1
+NOTHING = 4
+"""No decision could be made again: nothing is said of the policy, as where `diagnose` cannot tell."""
 
 
 @click.command("replay")
@@ -23,7 +25,7 @@ DIFFERS = 1
 @click.option(
     "--policy",
     required=True,
-    help="A policy's name, or a TOML file with a [routing] section.",
+    help="A policy's name, or a TOML file with a [routing] section; its other sections are not replayed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @friendly
@@ -38,9 +40,9 @@ def replay_command(ledger: Path, policy: str, as_json: bool) -> None:
       trimtab replay out/ledger.sqlite --policy round_robin
       trimtab replay out/ledger.sqlite --policy tighter.toml --json
 
-    Exit codes: 0 every decision stays, 1 some differ (or an error), 2 usage.
+    Exit codes: 0 every decision stays, 1 some differ (or an error), 2 usage, 4 there is nothing to decide again.
     """
-    routing = read_routing(policy)
+    routing, others = read_routing(policy)
     with SqliteReader(ledger) as reader:
         found = replay(
             (envelope.event for envelope in reader.read()),
@@ -49,16 +51,38 @@ def replay_command(ledger: Path, policy: str, as_json: bool) -> None:
             min_match_tokens=routing.min_match_tokens,
             public={name: build() for name, build in PUBLIC.items()},
         )
+    found = msgspec.structs.replace(found, not_replayed=others)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
         _show(found, Console())
     if found.different:
         raise SystemExit(DIFFERS)
+    if not found.same:
+        raise SystemExit(NOTHING)
+
+
+def _nothing(found: Replayed) -> str:
+    if not found.requests:
+        return f"{found.policy}: nothing to decide again, the ledger has no request; record some traffic first"
+    return (
+        f"{found.policy}: nothing to decide again, none of {found.requests:,} requests was kept with the whole fleet "
+        "as its decision saw it"
+    )
 
 
 def _show(found: Replayed, console: Console) -> None:
     made = found.same + found.different
+    if found.not_replayed:
+        told = ", ".join(f"[{name}]" for name in found.not_replayed)
+        console.print(
+            f"not replayed: {told}; only where requests go is decided again, for the rest use trimtab simulate",
+            markup=False,
+            soft_wrap=True,
+        )
+    if not made:
+        console.print(_nothing(found), soft_wrap=True)
+        return
     console.print(
         f"{found.policy}: {found.different:,} of {made:,} decisions differ; {found.left_out:,} of "
         f"{found.requests:,} requests cannot be decided again"

@@ -16,6 +16,7 @@ from trimtab.interfaces.common import friendly
 from trimtab.interfaces.files import write_whole
 from trimtab.interfaces.simulate_html import page
 from trimtab.interfaces.simulate_inputs import read_record, read_scenario, read_trace, with_policies
+from trimtab.interfaces.simulate_notes import check_arrived, notes_of
 from trimtab.interfaces.simulate_view import show
 from trimtab.interfaces.trace_inputs import FORMATS
 from trimtab.sim.arrivals import Arrival
@@ -109,7 +110,8 @@ def simulate_command(
     variants = with_policies(made, names)
     first = made.seed if seed is None else seed
     proven = read_record(made, scenario.parent)
-    found, ledgers = _run(variants, range(first, first + seeds), arrivals, proven)
+    found, ledgers = _run(variants, range(first, first + seeds), arrivals, proven, str(scenario))
+    found = msgspec.structs.replace(found, notes=notes_of(made, found, traced=arrivals is not None))
     if report is not None:
         for name, lines in ledgers.items():
             write_whole(report / f"{name}.jsonl", "".join(lines))
@@ -130,6 +132,7 @@ def _run(
     seeds: Sequence[int],
     trace: Sequence[Arrival] | None,
     record: LeverRecord | None,
+    source: str,
 ) -> tuple[Comparison, dict[str, list[str]]]:
     """Simulate every variant (label, scenario, policy) under every seed, with a bar for each.
 
@@ -159,6 +162,7 @@ def _run(
                 on_event=_writer(lines),
                 on_progress=_progress(bars, bar),
             )
+            check_arrived(scenario, run, source, traced=trace is not None)
             if lines:
                 ledgers[f"rollout-{label}-{seed}"] = lines
             bars.update(bar, completed=total, requests=run.summary.arrived)

@@ -1,13 +1,21 @@
 """A simulation as one page that needs nothing else: figures, bars by policy, the course over time, the limits."""
 
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
 from trimtab.interfaces.report_tables import badge, card, figure, table
 from trimtab.interfaces.simulate_parts import Part, parts_of
-from trimtab.interfaces.simulate_plots import COMPARED, bars, course, role_course, spread_bars
+from trimtab.interfaces.simulate_plots import (
+    COMPARED,
+    COSTS,
+    bars,
+    course,
+    role_course,
+    spread_bars,
+)
 from trimtab.interfaces.simulate_view import COLUMNS, ends, interval
-from trimtab.interfaces.simulate_words import NOTHING_DRAWN, cell
+from trimtab.interfaces.simulate_words import NOTHING_DRAWN, Read, cell
 from trimtab.sim.compare import Comparison
 from trimtab.sim.sections import Scenario
 
@@ -27,7 +35,7 @@ def page(scenario: Scenario, found: Comparison) -> str:
         ("policies", "Side by side", _bars(found)),
         ("time", "Over time", _course(found)),
         ("role-timeline", "Roles over time", _roles(found)),
-        *((part.anchor, part.title, _part(part)) for part in parts_of(found)),
+        *((part.anchor, part.title, _part(part, found)) for part in parts_of(found)),
         ("differences", "Differences", _differences(found)),
         ("limits", "What this cannot say", card(f"<p>{escape(LIMITS)}</p>")),
     )
@@ -50,14 +58,13 @@ def page(scenario: Scenario, found: Comparison) -> str:
 def _head(scenario: Scenario, found: Comparison) -> str:
     run = found.runs[0]
     seeds = ", ".join(str(seed) for seed in found.seeds)
-    cost = (
-        "" if run.cost is None else f", {run.cost:,.2f} for {run.replica_hours:,.1f} replica-hours"
-    )
+    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in found.notes)
     return (
         f"<h1>{escape(scenario.name)}</h1>"
         f'<p class="lead">{run.replicas:,} replicas behind {scenario.fleet.gateways:,} gateways, '
         f"{run.summary.arrived:,} requests in {run.summary.to_s - run.summary.from_s:,.0f} s</p>"
-        f'<p class="soft">Seeds {escape(seeds)}. Engine model: {escape(scenario.replica.cost.source)}{cost}.</p>'
+        f'<p class="soft">Seeds {escape(seeds)}. Engine model: {escape(scenario.replica.cost.source)}.</p>'
+        f"{notes}"
     )
 
 
@@ -78,25 +85,6 @@ def _figures(found: Comparison) -> str:
 
 
 def _bars(found: Comparison) -> str:
-    pictures = "".join(
-        card(
-            figure(
-                bars(found, name, form, read),
-                f"{name} by policy, mean over seeds; whiskers are 95% intervals where there are several seeds.",
-                table(
-                    ("policy", name),
-                    [
-                        (
-                            policy,
-                            cell([run for run in found.runs if run.policy == policy], form, read),
-                        )
-                        for policy in found.policies
-                    ],
-                ),
-            )
-        )
-        for name, form, read in COMPARED
-    )
     spreads = figure(
         spread_bars(found),
         "Output tokens of each replica over the mean of all, from most to least (first seed).",
@@ -118,7 +106,30 @@ def _bars(found: Comparison) -> str:
             ],
         ),
     )
-    return f'<div class="pair">{pictures}{card(spreads)}</div>'
+    return f'<div class="pair">{_pictures(found, COMPARED)}{card(spreads)}</div>'
+
+
+def _pictures(found: Comparison, metrics: Sequence[tuple[str, str, Read]]) -> str:
+    """Return a card of bars by policy for each metric."""
+    return "".join(
+        card(
+            figure(
+                bars(found, name, form, read),
+                f"{name} by policy, mean over seeds; whiskers are 95% intervals where there are several seeds.",
+                table(
+                    ("policy", name),
+                    [
+                        (
+                            policy,
+                            cell([run for run in found.runs if run.policy == policy], form, read),
+                        )
+                        for policy in found.policies
+                    ],
+                ),
+            )
+        )
+        for name, form, read in metrics
+    )
 
 
 def _ends(tokens: tuple[int, ...]) -> tuple[float, float]:
@@ -150,9 +161,10 @@ def _course(found: Comparison) -> str:
     )
 
 
-def _part(part: Part) -> str:
+def _part(part: Part, found: Comparison) -> str:
     note = f'<p class="soft">{escape(part.note)}</p>' if part.note else ""
-    return card(table(part.heads, part.rows) + note)
+    pictures = f'<div class="pair">{_pictures(found, COSTS)}</div>' if part.anchor == "cost" else ""
+    return pictures + card(table(part.heads, part.rows) + note)
 
 
 def _roles(found: Comparison) -> str:
@@ -170,7 +182,10 @@ def _roles(found: Comparison) -> str:
             )
             for at in range(len(run.roles.prefill))
         ]
-        caption = f"Ready replicas by role, {run.policy} (first seed): prefill below, decode and mixed above."
+        caption = (
+            f"Ready replicas by role, {run.policy} (first seed): prefill below, decode and mixed above; a dot is a "
+            "role change."
+        )
         behind = table(("from s", "mixed", "prefill", "decode"), rows)
         cards.append(card(figure(role_course(run), caption, behind, css="wide")))
     return "".join(cards)

@@ -12,6 +12,7 @@ from trimtab.sim.run import check_policy, horizon_of
 from trimtab.sim.scenario import (
     ScenarioError,
     check,
+    other_sections,
     parse_routing,
     parse_scenario,
     parse_variant,
@@ -61,11 +62,15 @@ def with_policies(scenario: Scenario, names: Sequence[str]) -> list[tuple[str, S
     return made
 
 
-def read_routing(name: str) -> RoutingSection:
-    """Return the routing of a policy's file, or the defaults with a policy's name; raises `ScenarioError`."""
+def read_routing(name: str) -> tuple[RoutingSection, tuple[str, ...]]:
+    """Return the routing of a policy's file, or the defaults with a policy's name, and the file's other sections.
+
+    Raises `ScenarioError`.
+    """
     if name.endswith(".toml"):
-        return parse_routing(_text(Path(name)), source=name)
-    return RoutingSection(policy=name)
+        text = _text(Path(name))
+        return parse_routing(text, source=name), other_sections(text, source=name)
+    return RoutingSection(policy=name), ()
 
 
 def read_trace(

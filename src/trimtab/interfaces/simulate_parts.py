@@ -10,7 +10,7 @@ from trimtab.interfaces.simulate_words import Read, cell, total
 from trimtab.sim.compare import Comparison
 from trimtab.sim.figures import BreakEven, RoleFigures, SpeculationFigures, TransferFigures
 from trimtab.sim.measured import Regime
-from trimtab.sim.regimes import extrapolated
+from trimtab.sim.regimes import BEYOND, extrapolated, pooled
 from trimtab.sim.rollout import RolloutCourse
 from trimtab.sim.run import SimResult
 
@@ -68,6 +68,18 @@ _ROLES: tuple[Row, ...] = (
 )
 
 
+_COST: tuple[Row, ...] = (
+    ("replica-hours", "{:,.2f}", lambda run: run.replica_hours),
+    ("price", "{:,.2f}", lambda run: run.cost),
+    ("per million output tokens", "{:,.3f}", lambda run: run.cost_per_million_output_tokens),
+    ("per 1,000 good requests", "{:,.3f}", lambda run: run.cost_per_thousand_good),
+)
+_OF_WHAT = (
+    "Of ready replicas over the whole run, its first and last seconds too, in the unit of price_per_hour; tokens and "
+    "good requests are those that finished."
+)
+
+
 def _share(regime: Regime) -> Read:
     return lambda run: sum(one.share for one in run.regimes if one.regime is regime)
 
@@ -84,6 +96,7 @@ _SPECULATION: tuple[Row, ...] = (
 def parts_of(found: Comparison) -> tuple[Part, ...]:
     """Return what there is to say, in order; nothing of sections that the scenario does not have."""
     parts = [
+        _compared(found, "cost", "Cost", _COST, _OF_WHAT),
         _compared(found, "transfers", "Hand-overs", _TRANSFERS, _reasons(found)),
         _compared(found, "roles", "Roles", _ROLES, _moves(found)),
         _compared(found, "speculation", "Speculation", _SPECULATION, _break_evens(found)),
@@ -99,7 +112,7 @@ def _compared(
 ) -> Part | None:
     if all(getattr(run, anchor) is None for run in found.runs):
         return None
-    by_policy = [[run for run in found.runs if run.policy == policy] for policy in found.policies]
+    by_policy = [_runs(found, policy) for policy in found.policies]
     return Part(
         anchor=anchor,
         title=title,
@@ -109,6 +122,10 @@ def _compared(
         ),
         note=note,
     )
+
+
+def _runs(found: Comparison, policy: str) -> list[SimResult]:
+    return [run for run in found.runs if run.policy == policy]
 
 
 def _reasons(found: Comparison) -> str:
@@ -141,11 +158,18 @@ def _moves(found: Comparison) -> str:
 def _beyond(found: Comparison) -> str:
     """Return what was simulated and never measured, of each policy; said once where it is the same of all."""
     told = {
-        run.policy: said for run in found.runs if (said := extrapolated(run.regimes)) is not None
+        policy: said
+        for policy in found.policies
+        if (said := extrapolated(pooled([one.regimes for one in _runs(found, policy)]))) is not None
     }
-    if len(set(told.values())) <= 1 and len(told) == len(found.policies):
-        return next(iter(told.values()), "")
-    return "; ".join(f"{policy}: {said}" for policy, said in told.items())
+    if not told:
+        return ""
+    if len(set(told.values())) == 1 and len(told) == len(found.policies):
+        return next(iter(told.values()))
+    begin = BEYOND if all(said.startswith(BEYOND) for said in told.values()) else ""
+    return begin + "; ".join(
+        f"{policy}: {said.removeprefix(begin)}" for policy, said in told.items()
+    )
 
 
 def _break_evens(found: Comparison) -> str:

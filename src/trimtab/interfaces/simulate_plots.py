@@ -19,6 +19,15 @@ COMPARED: Final[tuple[tuple[str, str, Callable[[SimResult], float | None]], ...]
     ("input tokens reused", "{:.1%}", lambda run: run.summary.hit_share),
 )
 
+COSTS: Final[tuple[tuple[str, str, Callable[[SimResult], float | None]], ...]] = (
+    (
+        "cost per million output tokens",
+        "{:,.3f}",
+        lambda run: run.cost_per_million_output_tokens,
+    ),
+    ("cost per 1,000 good requests", "{:,.3f}", lambda run: run.cost_per_thousand_good),
+)
+
 
 def bars(found: Comparison, name: str, form: str, read: Callable[[SimResult], float | None]) -> str:
     """Draw a metric as a bar for each policy, with its interval over the seeds."""
@@ -106,9 +115,18 @@ def course(runs: Sequence[SimResult]) -> str:
     for index, run in enumerate(runs):
         points = [(across(at + 0.5), up(good)) for at, good in enumerate(run.course.good)]
         drawing.polyline(points, "curve base" if index == 0 else "curve final", title=run.policy)
-    for value in ticks(0.0, count * first.slice_s, about=6):
-        drawing.text(across(value / first.slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor="middle")
+    _seconds(drawing, across, count, first.slice_s)
     return drawing.render()
+
+
+def _seconds(
+    drawing: Drawing, across: Callable[[float], float], count: int, slice_s: float
+) -> None:
+    """Write the seconds of a run of `count` slices under it; what stands at the end does not reach over it."""
+    end_s = count * slice_s
+    for value in ticks(0.0, end_s, about=6):
+        anchor = "end" if value > 0.97 * end_s else "middle"
+        drawing.text(across(value / slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor=anchor)
 
 
 def role_course(run: SimResult) -> str:
@@ -117,9 +135,9 @@ def role_course(run: SimResult) -> str:
     roles, slice_s = run.roles, run.course.slice_s
     drawing = Drawing(
         WIDE,
-        HEIGHT,
+        HEIGHT + 18,
         title="Roles over time",
-        description="Ready replicas by role in slices of time.",
+        description="Ready replicas by role in slices of time, with a dot for each role change.",
     )
     layers = (("use after", roles.prefill), ("use base", roles.decode), ("track", roles.mixed))
     totals = [sum(counts) for counts in zip(*(values for _, values in layers), strict=True)]
@@ -138,6 +156,12 @@ def role_course(run: SimResult) -> str:
         x = across(change.at_s / slice_s)
         title = f"replica {change.replica}: {change.role.value}, {change.at_s:,.0f} s"
         drawing.circle(x, HEIGHT - 30, 2.5, "dot base", title=title)
-    for value in ticks(0.0, count * slice_s, about=6):
-        drawing.text(across(value / slice_s), HEIGHT - 8, f"{value:,.0f} s", anchor="middle")
+    _seconds(drawing, across, count, slice_s)
+    for at, (css, words) in enumerate(
+        (("use after", "prefill"), ("use base", "decode"), ("track", "mixed"))
+    ):
+        drawing.rect(52 + 90.0 * at, HEIGHT + 3, 12, 10, css)
+        drawing.text(70 + 90.0 * at, HEIGHT + 12, words)
+    drawing.circle(52 + 90.0 * 3, HEIGHT + 8, 2.5, "dot base")
+    drawing.text(62 + 90.0 * 3, HEIGHT + 12, f"role change ({len(roles.changes)} in this run)")
     return drawing.render()

@@ -48,6 +48,8 @@ def show(scenario: Scenario, found: Comparison, console: Console) -> None:
         totals = [sum(getattr(run.summary, name) for run in runs) for runs in by_policy]
         table.add_row(name.replace("_", " "), *(f"{total:,}" for total in totals))
     console.print(table)
+    for note in found.notes:
+        console.print(note, soft_wrap=True)
     for part in parts_of(found):
         _show_part(part, console)
     if not found.drawn:

@@ -73,7 +73,7 @@ def from_records(
     `WorkloadError` without requests, and where the names would take more than `NAMES_BYTES_MAX`.
     """
     if not records:
-        raise WorkloadError("the trace has no request; give one with at least one")
+        raise WorkloadError(f"{file}: the trace has no request; give one with at least one")
     ordered = sorted(records, key=lambda record: record.at_s)
     start_s = ordered[0].at_s
     namer = _Namer(trace_block_tokens, block_tokens)

@@ -10,11 +10,13 @@ rule of vLLM's block pool; what a request generated is kept without a name, whic
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from trimtab.sim.holders import Holders
+
 
 class BlockPool:
     """Counts blocks; `kept` are those that may be taken again or evicted. All sizes are in blocks."""
 
-    __slots__ = ("_held", "_kept", "blocks", "evictions", "free")
+    __slots__ = ("_held", "_kept", "blocks", "evictions", "free", "holders")
 
     def __init__(self, blocks: int) -> None:
         """Take how many blocks there are; raises ValueError below 1."""
@@ -23,6 +25,8 @@ class BlockPool:
         self.blocks = blocks
         self.free = blocks
         self.evictions = 0
+        self.holders = Holders()
+        """Who counts what is held; of a fleet the same one in all pools, set before the first block comes."""
         self._held: dict[int, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
 
@@ -74,6 +78,8 @@ class BlockPool:
                 if block in kept:
                     del kept[block]
                     self.free += 1
+                else:
+                    self.holders.came(block)
             else:
                 held[block] = count + 1
                 self.free += 1
@@ -96,6 +102,8 @@ class BlockPool:
 
     def clear(self) -> None:
         """Forget everything, as a restart does."""
+        self.holders.left(self._held)
+        self.holders.left(self._kept)
         self._held.clear()
         self._kept.clear()
         self.free = self.blocks
@@ -105,8 +113,7 @@ class BlockPool:
         if short > 0:
             kept = self._kept
             assert short <= len(kept), "blocks were promised that are not there"
-            for _ in range(short):
-                kept.popitem(last=False)
+            self.holders.left([kept.popitem(last=False)[0] for _ in range(short)])
             self.evictions += short
             self.free += short
         self.free -= blocks

@@ -32,6 +32,8 @@ METRICS: Final[dict[str, tuple[Callable[[SimResult], float | None], bool]]] = {
     "spread": (lambda run: run.summary.spread, False),
     "goodput_per_s": (lambda run: run.summary.goodput_per_s, True),
     "output_tokens_per_s": (lambda run: run.summary.output_tokens_per_s, True),
+    "cost_per_million_output_tokens": (lambda run: run.cost_per_million_output_tokens, False),
+    "cost_per_thousand_good": (lambda run: run.cost_per_thousand_good, False),
 }
 """What is compared: how it is read off a run, and whether more is better."""
 
@@ -58,7 +60,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs, by policy and seed, and the differences from the first policy.
+    """All runs, by policy and seed, the differences from the first policy, and what a reader must know of them.
 
     `drawn`: False where several seeds were simulated and each gave the same run, of which the first is kept.
     """
@@ -68,6 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     runs: tuple[SimResult, ...]
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
     drawn: bool = True
 
     def of(self, policy: str) -> list[SimResult]:

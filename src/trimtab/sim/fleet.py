@@ -213,7 +213,7 @@ class Fleet:
             request.row,
             self.roster.numbers[replica],
             decision.predicted_cached_tokens,
-            decision.held_best_tokens,
+            min(self.roster.held_tokens(request.arrival.hashes), request.arrival.input_tokens - 1),
         )
         request.job = Job(
             id=request.row,

@@ -65,7 +65,7 @@ class Records:
         return row
 
     def routed(self, row: int, replica: int, promised_tokens: int, best_tokens: int) -> None:
-        """Note where a request went, and what it and the best replica were believed to hold."""
+        """Note where a request went, what that replica was believed to hold, and what the best one did hold."""
         self._replicas[row] = replica
         self._values["promised_tokens"][row] = promised_tokens
         self._values["best_tokens"][row] = best_tokens
@@ -164,8 +164,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A simulation in figures, of requests that arrived in [from_s, to_s).
 
     `goodput_per_s`: requests a second that met the objective, failed ones not; `good_share`: their part of all.
-    `hit_share`: part of input tokens that was reused; `lost_share`: part that another replica was believed to hold and
-    this one did not. `spread`: most output tokens of a replica over the mean of all.
+    `hit_share`: part of input tokens that was reused; `lost_share`: part that some replica held when the request
+    was sent, known to its gateway or not, and that its own computed anew.
+    `spread`: most output tokens of a replica over the mean of all.
     """
 
     from_s: float

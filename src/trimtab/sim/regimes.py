@@ -5,7 +5,10 @@ by how many were on the replica at arrival. A scenario says in which of them its
 calibrate` writes it); what is said of another regime is an extrapolation, whatever the figures look like.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -14,9 +17,15 @@ from numpy.typing import NDArray
 from trimtab.sim.measured import QUEUED_MS, Regime, light_streams
 from trimtab.sim.records import Outcome, Records
 
+BEYOND: Final = "never measured, so an extrapolation of the engine model: "
+"""What the words on unmeasured regimes begin with."""
+
 
 class RegimeFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished requests of a regime and their share. `measured`: the engine model was; None: nobody said."""
+    """Finished requests of a regime and their share, 0 where none finished.
+
+    `measured`: the engine model was; None: nobody said.
+    """
 
     regime: Regime
     requests: int
@@ -32,12 +41,13 @@ def regime_figures(
     streams_max: int,
     measured: Collection[str] | None,
 ) -> tuple[RegimeFigures, ...]:
-    """Return the regimes of the requests that arrived in a stretch of time and finished; none without requests."""
+    """Return the regimes of the requests that arrived in a stretch of time and finished, those that have any.
+
+    Where no request finished it is all regimes, with none.
+    """
     at, done = records.column("at_s"), records.outcomes() == Outcome.FINISHED
     inside = done & (at >= from_s) & (at < to_s)
     total = int(inside.sum())
-    if not total:
-        return ()
     queued = inside & (records.column("queue_ms") >= QUEUED_MS)
     light = inside & ~queued & (_there(records, done) <= light_streams(streams_max))
     counts = {
@@ -49,11 +59,31 @@ def regime_figures(
         RegimeFigures(
             regime=regime,
             requests=count,
-            share=count / total,
+            share=count / max(1, total),
             measured=None if measured is None else regime.value in measured,
         )
         for regime, count in counts.items()
-        if count
+        if count or not total
+    )
+
+
+def pooled(found: Collection[tuple[RegimeFigures, ...]]) -> tuple[RegimeFigures, ...]:
+    """Return the regimes of several runs, as those of one run with the requests of all."""
+    counts: Counter[Regime] = Counter()
+    measured: dict[Regime, bool | None] = {}
+    for one in itertools.chain.from_iterable(found):
+        counts[one.regime] += one.requests
+        measured[one.regime] = one.measured
+    total = counts.total()
+    return tuple(
+        RegimeFigures(
+            regime=regime,
+            requests=counts[regime],
+            share=counts[regime] / max(1, total),
+            measured=measured[regime],
+        )
+        for regime in Regime
+        if regime in counts and (counts[regime] or not total)
     )
 
 
@@ -76,8 +106,10 @@ def extrapolated(found: tuple[RegimeFigures, ...]) -> str | None:
     """Say in words what was simulated and never measured; None where all of it was."""
     if any(one.measured is None for one in found):
         return "the scenario does not say in which regimes its engine model was measured"
+    if found and not any(one.requests for one in found):
+        return "no request finished, so in which regime of the engine model they were is unknown"
     beyond = [one for one in found if not one.measured]
     if not beyond:
         return None
     told = ", ".join(f"{one.regime.value} ({one.share:.1%} of the requests)" for one in beyond)
-    return f"never measured, so an extrapolation of the engine model: {told}"
+    return f"{BEYOND}{told}"

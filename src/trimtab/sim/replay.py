@@ -8,6 +8,10 @@ choices, not a measured time. To see what follows, simulate.
 The recorded policy is made anew with the settings of the run that recorded it, the other one with those given. Before
 a run has calibrated, both have the costs that a gateway starts with.
 
+Only where a request went is decided again. What the ledger keeps of a local-prefill decision is its predictions, not
+what they were made from (link, transfers, streams of both sides), so other rules for it, for roles or for drafts cannot
+be replayed.
+
 A decision of a fleet too large for the ledger to keep whole, and one recorded before requests were kept, cannot be made
 again; they are counted.
 """
@@ -51,6 +55,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     `extra_ms_mean`: over the differing decisions whose cost is predicted for both choices; None without any.
     `faithful`: of the decisions made again under the policy that was recorded, how many came out as recorded.
+    `not_replayed`: sections of the policy's file that decide nothing here.
     """
 
     policy: str
@@ -64,6 +69,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     faithful: int
     refaithful: int
     differing: tuple[Differing, ...]
+    not_replayed: tuple[str, ...] = ()
 
 
 class _Tally:

@@ -2,6 +2,7 @@
 
 import random
 
+from trimtab.sim.holders import Holders
 from trimtab.sim.hosts import Host
 from trimtab.sim.jobs import Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
@@ -34,8 +35,15 @@ def make_replica(
     listener: Listener,
     host: Host | None = None,
     rng: random.Random | None = None,
+    holders: Holders | None = None,
 ) -> AnyReplica:
-    """Return a replica of the kind that its specification says; `rng` is for the unrest of its host."""
+    """Return a replica of the kind that its specification says; `rng` is for the unrest of its host.
+
+    `holders`: who counts what the paged replicas of a fleet hold.
+    """
     if spec.similarity is not None:
         return SlotReplica(spec, kernel, listener, host, rng)
-    return Replica(spec, kernel, listener)
+    replica = Replica(spec, kernel, listener)
+    if holders is not None:
+        replica.pool.holders = holders
+    return replica

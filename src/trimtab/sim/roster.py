@@ -16,11 +16,13 @@ import numpy as np
 from trimtab.core.columns import Floats
 from trimtab.core.types import ReplicaState, Role
 from trimtab.sim.fleet_parts import Change, FleetSpec, Gateway
+from trimtab.sim.holders import Holders
 from trimtab.sim.jobs import Job, Listener, ReplicaSpec
 from trimtab.sim.kernel import Kernel
 from trimtab.sim.replica import Replica
 from trimtab.sim.replicas import AnyReplica, Hosts, make_replica
 from trimtab.sim.role_control import RoleChange
+from trimtab.sim.slot_replica import SlotReplica
 from trimtab.sim.streams import Streams
 
 Lost = Callable[[float, str, list[Job]], None]
@@ -44,6 +46,7 @@ class Roster:
         self.states: dict[str, ReplicaState] = {}
         self.roles: dict[str, Role] = {}
         self.numbers: dict[str, int] = {}
+        self._holders = Holders()
         self.role_changes: list[RoleChange] = []
         self.changing: dict[str, Change] = {}
         self._coming_back: set[str] = set()
@@ -64,6 +67,15 @@ class Roster:
             self.add(
                 0.0, ready_s=0.0, role=Role.PREFILL if at >= spec.replicas - prefill else alone
             )
+
+    def held_tokens(self, hashes: Sequence[int]) -> int:
+        """Return how many of a prompt's first tokens the replica has that has most of it, whatever gateways know."""
+        if self.spec.replica.similarity is None:
+            blocks = self._holders.longest(hashes)
+        else:
+            slots = (one for one in self.replicas.values() if isinstance(one, SlotReplica))
+            blocks = max((one.held_blocks(hashes) for one in slots), default=0)
+        return blocks * self.spec.replica.block_tokens
 
     @property
     def ready_count(self) -> int:
@@ -100,6 +112,7 @@ class Roster:
             listener,
             self._hosts.of(number),
             self._unrest_of(number),
+            self._holders,
         )
         self._tell_slots(replica)
         takes_s = self.spec.start_s if start_s is None else start_s

@@ -59,6 +59,8 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated policy. `events`: events of the kernel; `replica_hours`: of ready replicas; `cost`: their price.
 
+    `cost_per_million_output_tokens` and `cost_per_thousand_good` are of all that finished in the whole run; None
+    without a price or without any.
     `transfers` and `roles`, `speculation`, `rollout` are None where the scenario has no such section. `regimes`: under
     which pressure requests were served, and whether the engine model was measured there.
     """
@@ -74,6 +76,8 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     replica_hours: float
     cost: float | None
+    cost_per_million_output_tokens: float | None = None
+    cost_per_thousand_good: float | None = None
     transfers: TransferFigures | None = None
     roles: RoleFigures | None = None
     speculation: SpeculationFigures | None = None
@@ -260,7 +264,7 @@ class _Watch:
 
 
 def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Watch) -> SimResult:
-    duration_s, records = scenario.workload.duration_s, fleet.records
+    records, to_s = fleet.records, scenario.workload.duration_s - scenario.cool_s
     objective, count = objective_of(scenario), len(fleet.roster.numbers)
     hours = sum(watch.ready) * watch.slice_s / 3600.0
     price = scenario.fleet.price_per_hour
@@ -268,27 +272,29 @@ def _result(scenario: Scenario, policy: str, seed: int, fleet: Fleet, watch: _Wa
     output = np.bincount(
         records.replicas()[done], weights=records.column("output_tokens")[done], minlength=count
     )
+    cost = hours * price if price else None
+    tokens, good = float(output.sum()), int(records.good(objective).sum())
     return SimResult(
         scenario=scenario.name,
         policy=policy,
         seed=seed,
         replicas=count,
-        summary=summarise(
-            records, objective, from_s=scenario.warm_s, to_s=duration_s, replicas=count
-        ),
+        summary=summarise(records, objective, from_s=scenario.warm_s, to_s=to_s, replicas=count),
         course=_course(scenario, records, watch),
         output_tokens_by_replica=tuple(int(tokens) for tokens in output),
         preemptions=sum(replica.preemptions for replica in fleet.roster.replicas.values()),
         events=fleet.kernel.events,
         replica_hours=hours,
-        cost=hours * price if price else None,
+        cost=cost,
+        cost_per_million_output_tokens=cost * 1e6 / tokens if cost is not None and tokens else None,
+        cost_per_thousand_good=cost * 1e3 / good if cost is not None and good else None,
         transfers=transfer_figures(fleet),
         roles=role_figures(fleet, watch.roles, hours),
         speculation=speculation_figures(fleet, watch.depths),
         regimes=regime_figures(
             records,
             from_s=scenario.warm_s,
-            to_s=duration_s,
+            to_s=to_s,
             streams_max=scenario.replica.streams_max,
             measured=scenario.replica.cost.regimes,
         ),

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from trimtab.core.config import Strict
+from trimtab.sim.limits import endless, too_many, unheard
 from trimtab.sim.sections import (
     LocalPrefillSection,
     RolesSection,
@@ -76,6 +77,16 @@ def parse_routing(text: str, *, source: str) -> RoutingSection:
     return routing
 
 
+def other_sections(text: str, *, source: str) -> tuple[str, ...]:
+    """Return the sections of a policy's file beside [routing]; raises `ScenarioError`."""
+    variant = parse_variant(text, source=source)
+    return tuple(
+        name
+        for name in variant.__struct_fields__
+        if name != "routing" and getattr(variant, name) is not None
+    )
+
+
 def _parsed(text: str, kind: type[T], source: str) -> T:
     try:
         tree = tomllib.loads(text)
@@ -131,7 +142,7 @@ def line_of(text: str, section: str, key: str) -> int | None:
 def check(scenario: Scenario, text: str, source: str) -> None:
     """Raise `ScenarioError` for a combination that cannot be; `text` is where its lines are looked up."""
     for section, key, problem in _problems(scenario):
-        line = line_of(text, section, key) or line_of(text, section, "")
+        line = line_of(text, section, key.partition("[")[0]) or line_of(text, section, "")
         where = f"{source}, line {line}" if line else source
         path = f"{section}.{key}".strip(".")
         raise ScenarioError(f"{where}: {problem} - at `$.{path}`")
@@ -140,6 +151,8 @@ def check(scenario: Scenario, text: str, source: str) -> None:
 def _problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
     """Yield (section, key, problem) for what cannot be."""
     replica, workload, cost = scenario.replica, scenario.workload, scenario.replica.cost
+    yield from endless(scenario)
+    yield from too_many(scenario)
     if workload.trace is not None and workload.synthetic is not None:
         yield "workload", "trace", "give a trace or synthetic sessions, not both"
     if replica.kv_tokens < replica.block_tokens:
@@ -148,6 +161,9 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
         yield "replica.host", "cores", "cores are shared by replicas with slots only"
     if scenario.warm_s >= workload.duration_s:
         yield "", "warm_s", f"must be below the {workload.duration_s:g} s that are simulated"
+    if scenario.warm_s + scenario.cool_s >= workload.duration_s:
+        problem = f"leaves nothing to count of {workload.duration_s:g} s after warm_s"
+        yield "", "cool_s", f"{problem}; give less, or a longer workload.duration_s"
     if cost.overhead_ms + cost.weights_ms + cost.token_ms <= 0.0:
         problem = "a step must take time: one of the costs must be above 0"
         yield "replica.cost", "overhead_ms", problem
@@ -157,6 +173,7 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str, str]]:
             yield f"faults[{number}]", "replica", there
         if fault.kind == "slow_link" and scenario.roles is None:
             yield f"faults[{number}]", "kind", "without [roles] no KV is on any link"
+    yield from unheard(scenario)
     yield from _role_problems(scenario)
     yield from _speculation_problems(scenario)
     yield from _rollout_problems(scenario)

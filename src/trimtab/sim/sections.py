@@ -370,3 +370,10 @@ class Scenario(Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warm_s: Annotated[
         float, Meta(ge=0, description="Seconds at the start that no figure counts.")
     ] = 0.0
+    cool_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds at the end whose arrivals no figure counts, so that those before can finish.",
+        ),
+    ] = 0.0

@@ -93,6 +93,10 @@ class SlotReplica:
         held = sum(job.prefilled + job.generated for job in self._slots if job is not None)
         return min(1.0, held / self.spec.kv_tokens)
 
+    def held_blocks(self, hashes: Sequence[int]) -> int:
+        """Return how many of a prompt's first blocks would be reused if it started now."""
+        return self._cache.preview(tuple(hashes))[0]
+
     def submit(self, now_s: float, job: Job) -> None:
         """Take a job; one that no slot has room for fails at once."""
         job.arrived_s = now_s

@@ -196,3 +196,16 @@ def test_trace_alone_draws_nothing_and_its_beginning_does(scenario: Scenario) ->
         msgspec.structs.replace(fixed, workload=begun), "round_robin", trace=trace, seed=2
     )
     assert again == moved.of("round_robin")[1]
+
+
+def test_lost_tokens_are_what_was_held_however_little_a_gateway_knows() -> None:
+    """Of three gateways none knows where the others sent; what could have been reused is about the same as of one."""
+    one = parse_scenario(TEXT.replace("duration_s = 10", "duration_s = 60"), source="x.toml")
+    several = msgspec.structs.replace(
+        one, fleet=msgspec.structs.replace(one.fleet, gateways=3, replicas=3)
+    )
+    known, partial = (simulate(scenario, "prefix_affine").summary for scenario in (one, several))
+    assert partial.hit_share < known.hit_share - 0.05
+    assert partial.lost_share > known.lost_share + 0.05
+    both = partial.hit_share + partial.lost_share
+    assert both == pytest.approx(known.hit_share + known.lost_share, abs=0.05)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trimtab.sim.measured import Regime
 from trimtab.sim.records import Outcome, Records
-from trimtab.sim.regimes import RegimeFigures, extrapolated, regime_figures
+from trimtab.sim.regimes import RegimeFigures, extrapolated, pooled, regime_figures
 
 
 def recorded(rows: Sequence[tuple[float, int, float, float]]) -> Records:
@@ -69,9 +69,21 @@ def test_scenario_that_does_not_say_is_told_so() -> None:
 
 
 def test_requests_that_did_not_finish_and_those_of_other_times_are_left_out() -> None:
-    """Without any there is no regime."""
+    """Without any there is no regime, and that is said, as is that nobody said where the model was measured."""
     records = recorded([(200.0, 0, 10.0, 0.0)])
     row = records.arrived(1.0, 10, 10)
     records.ended(row, Outcome.SHED, 0.0)
-    assert figures(records) == ()
-    assert extrapolated(()) is None
+    assert [(one.requests, one.share) for one in figures(records)] == [(0, 0.0)] * 3
+    assert "no request finished" in (extrapolated(figures(records)) or "")
+    assert "does not say" in (extrapolated(figures(records, None)) or "")
+
+
+def test_regimes_of_several_runs_are_those_of_all_their_requests() -> None:
+    """A run with more requests counts for more; one in which none finished adds nothing."""
+    queued = figures(recorded([(0.0, 0, 600.0, 500.0)]))
+    light = figures(recorded([(5.0 * at, 0, 10.0, 0.0) for at in range(3)]))
+    found = {
+        one.regime: (one.requests, one.share) for one in pooled([light, queued, figures(Records())])
+    }
+    assert found == {Regime.LIGHT: (3, 0.75), Regime.QUEUED: (1, 0.25)}
+    assert len(pooled([figures(Records()), figures(Records())])) == 3

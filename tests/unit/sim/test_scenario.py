@@ -62,6 +62,77 @@ def test_error_names_line_and_field(old: str, new: str, told: str) -> None:
     assert told in str(caught.value)
 
 
+SYNTHETIC = "[workload.synthetic]\nrate_per_s = 1.0\n"
+FAULT = '[[faults]]\nat_s = 1\nkind = "kill"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "token_ms = 0.1",
+            "token_ms = inf",
+            "line 8: must be a finite number, got inf - at `$.rep",
+        ),
+        ("duration_s = 10", "duration_s = inf", "line 12: must be a finite number, got inf"),
+        ("rate_per_s = 1.0", "rate_per_s = inf", "line 14: must be a finite number, got inf"),
+        ("replicas = 2", "replicas = 2\nhop_ms = inf", "`$.fleet.hop_ms`"),
+        (SYNTHETIC, SYNTHETIC + "think_s = inf\n", "`$.workload.synthetic.think_s`"),
+        ("warm_s = 1", "warm_s = inf", "line 2: must be a finite number, got inf - at `$.warm_s`"),
+        (SYNTHETIC, SYNTHETIC + FAULT.replace("at_s = 1", "at_s = inf"), "`$.faults[0].at_s`"),
+        ("replicas = 2", "replicas = 2\nprobe_s = 1e-9", "10,000,000,000 probes in 10 s"),
+        ("rate_per_s = 1.0", "rate_per_s = 1e9", "line 14: asks for 10,000,000,000 requests"),
+        ("replicas = 2", "replicas = 2\nfailures_per_hour = 1e12", "crashes in 10 s"),
+        (
+            "duration_s = 10",
+            "duration_s = 10\ndiurnal_low = 0.5\ndiurnal_period_s = 1e-9",
+            "line 14: asks for 10,000,000,000 steps of the day's shape",
+        ),
+    ],
+)
+def test_number_without_end_is_refused_before_anything_is_simulated(
+    old: str, new: str, told: str
+) -> None:
+    """Infinite ones wherever they are, and those that ask for more events than anyone waits for."""
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(GOOD.replace(old, new), source="x.toml")
+    assert str(caught.value).startswith("x.toml, line ")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (FAULT.replace("at_s = 1", "at_s = 10"), "line 16: is after the end: 10 s are simulated"),
+        (FAULT + "factor = 7\n", "line 18: is for slow and slow_link; a kill has none"),
+        (FAULT + "for_s = 3\n", "line 18: is for slow and slow_link; a kill has none"),
+        (FAULT + "start_s = 3\n", "line 18: is for add; a kill has none"),
+        (FAULT.replace("kill", "slow"), "line 15: slow needs a factor other than 1"),
+        (FAULT.replace("kill", "add") + "replica = 1\n", "line 18: an added replica gets the next"),
+    ],
+)
+def test_fault_that_would_do_nothing_as_written_is_refused(fault: str, told: str) -> None:
+    """One after the end, and keys that its kind does not have or needs."""
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(GOOD + fault, source="x.toml")
+    assert told in str(caught.value)
+    assert "`$.faults[0]." in str(caught.value)
+
+
+def test_copies_of_synthetic_sessions_are_refused_with_what_to_raise_instead() -> None:
+    """They would be ignored without a word."""
+    text = GOOD.replace("duration_s = 10", "duration_s = 10\ncopies = 5")
+    with pytest.raises(ScenarioError, match=r"line 13: .*raise workload\.synthetic\.rate_per_s"):
+        parse_scenario(text, source="x.toml")
+
+
+def test_edges_that_leave_nothing_to_count_are_refused() -> None:
+    """What is cut at both ends must be less than what is simulated."""
+    text = GOOD.replace("warm_s = 1", "warm_s = 1\ncool_s = 9")
+    with pytest.raises(ScenarioError, match=r"line 3: leaves nothing to count of 10 s"):
+        parse_scenario(text, source="x.toml")
+
+
 def test_fault_of_a_replica_that_is_not_there_is_refused() -> None:
     """Replicas are numbered from 0."""
     text = GOOD + '[[faults]]\nat_s = 1\nkind = "kill"\nreplica = 2\n'
