@@ -22,7 +22,7 @@ from trimtab.runtime.clock import SystemClock
 from trimtab.runtime.launcher import LlamaCppLauncher
 from trimtab.runtime.model import baseline_revision
 
-pytestmark = pytest.mark.engine_llamacpp
+pytestmark = [pytest.mark.engine_llamacpp, pytest.mark.alone]  # threads on every core
 
 NGRAM = Speculation(method=SpeculationMethod.NGRAM_SIMPLE, match_tokens=6, draft_tokens_max=6)
 CODE = "def add(first, second):\n    total = first + second\n    return total\n"
