@@ -31,7 +31,7 @@ DRAFTS_IN_TWO_SLOTS = RECORD.format(
     head="[revision]\nslots = 2\nspeculation = {method = 'ngram_simple', match_tokens = 3, draft_tokens_max = 16}",
     shares="[0.5, 0.95]",
     peak="20min",
-    block="12s",
+    block="15s",
     rest="""
 [absent]
 ttft_ms = "these clients do not stream"
@@ -53,22 +53,25 @@ min_requests = 4
 min_units = 3
 required = false
 """,
-).replace('warm_up = "0s"', 'warm_up = "18s"')  # each document is read once by both arms
+).replace('warm_up = "0s"', 'warm_up = "30s"')  # each document is read once by both arms
 """It drafts, which helps short requests; but of its two slots one holds those, and the other one document of two."""
 
 REPEATED = "Go on with this list:\n" + "- red apple\n- green pear\n- blue plum\n" * 8
-"""Nearly every token of its answer is drafted: it takes less than half the time, on slow machines too."""
+"""Nearly every token of its answer is drafted: it takes three quarters of the time or less, on slow machines too."""
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
-DOCUMENTS = tuple(" ".join(random.Random(n).choices(WORDS, k=220)) for n in (5, 6))
-SHORT_PER_LONG = 6
+DOCUMENTS = tuple(" ".join(random.Random(n).choices(WORDS, k=180)) for n in (5, 6))
+SHORT_PER_LONG = 10
 """Both arms take their turns together, and a block is about a turn long: it tells of both kinds in both arms.
 
 A comparison of outputs takes a slot too, so that the first short request after a document is often read again.
 """
 
-TOKENS = 40
-"""Of every answer: what tells long inputs apart is their length alone."""
+TOKENS = 80
+"""Of every answer: what tells long inputs apart is their length alone.
+
+Long enough that drafts save ten short requests more than the reading of a document costs the long one.
+"""
 
 
 async def test_lever_that_harms_long_inputs_is_stopped_for_long_inputs_only(
