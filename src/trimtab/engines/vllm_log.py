@@ -240,7 +240,8 @@ def keepable_line(line: str) -> str | None:
 def last_error(lines: Iterable[str]) -> str:
     """Return the words of the last line that tells of an error, empty if there is none.
 
-    A line that only points at one above it does not count, and of what a worker failed with its own words are told.
+    A line that only points at one above it does not count, nor does one of the source in a traceback; of what a worker
+    failed with its own words are told.
     """
     found = ""
     for line in lines:
@@ -248,5 +249,6 @@ def last_error(lines: Iterable[str]) -> str:
             *_, words = split_line(line)
             worker = _WORKER_FAILED.search(words)
             said = words.strip() if worker is None else worker["cause"]
-            found = said if said and not (found and _POINTS_UP in said) else found
+            points_up = found and _POINTS_UP in said
+            found = found if not said or points_up or said.startswith("raise ") else said
     return found

@@ -162,10 +162,11 @@ def test_error_of_a_worker_is_told_and_not_the_line_that_points_at_it() -> None:
     lines = [
         f"(Worker pid=2) ERROR 11-30 23:34:01 [multiproc_executor.py:1063] NotImplementedError: {said}",
         f"{core} '{said}', please check the stack trace above for the root cause",
+        "    raise RuntimeError(",
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
     ]
     assert last_error(lines) == said
-    assert last_error(lines[2:]).startswith("RuntimeError: Engine core initialization failed")
+    assert last_error(lines[3:]).startswith("RuntimeError: Engine core initialization failed")
 
 
 def test_stage_of_a_start_is_told_in_words() -> None:
