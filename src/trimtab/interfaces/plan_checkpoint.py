@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -11,9 +10,7 @@ from trimtab.engines.gguf import MAGIC
 from trimtab.engines.model_names import find_model_config
 from trimtab.engines.model_repositories import find_repository
 from trimtab.engines.vllm import VERSION
-from trimtab.runtime.model_folder import CONFIG
-
-_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt")
+from trimtab.runtime.model_folder import CONFIG, weight_files
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +51,7 @@ def checkpoint_of(text: str) -> Checkpoint:
 
 def _folder(folder: Path) -> Checkpoint:
     notes = [f"The checkpoint is a folder: {folder} must be on every machine that serves it."]
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+    if not weight_files(folder):
         notes.append("There are no weights in it here: bring them before the start.")
     return Checkpoint(name=str(folder), is_folder=True, notes=tuple(notes))
 
