@@ -17,6 +17,7 @@ LOOPBACK: Final = "127.0.0.1"
 ENTRY_POINT: Final = "vllm.entrypoints.openai.api_server"
 WEIGHTS_PLUGIN: Final = "trimtab_vllm_weights"
 REPAIRS_PLUGIN: Final = "trimtab_vllm_repairs"
+TRANSFER_PLUGIN: Final = "trimtab_vllm_transfer"
 
 
 class Device(StrEnum):
@@ -147,8 +148,8 @@ def launch_command(
 ) -> LaunchCommand:
     """Return the command of a launch. `python`: the environment's interpreter; `plugins`: the folder of ours, if any.
 
-    Plugins are for CPUs only: one logs the bytes of the weights, the other repairs expert parallelism and is loaded
-    for that alone.
+    Plugins are for CPUs only: one logs the bytes of the weights, one repairs expert parallelism and one leaves a server
+    that hands over KV its cores; the last two are loaded for that alone.
     """
     argv = [python, "-m", ENTRY_POINT, "--model", launch.model]
     argv += ["--served-model-name", launch.served_name]
@@ -274,14 +275,19 @@ def _environment(launch: VllmLaunch, plugins: str) -> dict[str, str]:
         env["VLLM_CPU_OMP_THREADS_BIND"] = launch.threads or "auto"
         if plugins:
             env["PYTHONPATH"] = plugins
-            repairs = [REPAIRS_PLUGIN] if launch.expert_parallel else []
-            env["VLLM_PLUGINS"] = ",".join([WEIGHTS_PLUGIN, *repairs])
+            env["VLLM_PLUGINS"] = ",".join(_plugins(launch))
     if launch.kv_role is not KvRole.NONE:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = LOOPBACK
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.side_channel_port)
     if launch.developer_endpoints:
         env["VLLM_SERVER_DEV_MODE"] = "1"
     return env
+
+
+def _plugins(launch: VllmLaunch) -> list[str]:
+    repairs = [REPAIRS_PLUGIN] if launch.expert_parallel else []
+    transfer = [TRANSFER_PLUGIN] if launch.kv_role is not KvRole.NONE else []
+    return [WEIGHTS_PLUGIN, *repairs, *transfer]
 
 
 def _numbered(*pairs: tuple[str, int]) -> list[str]:

@@ -63,6 +63,13 @@ def engine() -> None:
     show_default=True,
     help="MiB of KV cache per rank.",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(("bfloat16", "float16", "float32", "auto")),
+    default="bfloat16",
+    show_default=True,
+    help="Precision of weights and activations. float32 is faster on a CPU without bf16 instructions.",
+)
 @click.option("--kv-dtype", default="auto", show_default=True, help="Precision of the KV cache.")
 @click.option("--sequences", type=click.IntRange(1), default=None, help="Most requests in a batch.")
 @click.option(
@@ -150,6 +157,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True):
     threads: str
     context: int
     kv_cache: int
+    dtype: str
     kv_dtype: str
     sequences: int | None
     batched_tokens: int | None
@@ -179,6 +187,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True):
             execution=self.execution,
             threads=self.threads,
             kv_cache_bytes=self.kv_cache * MIB,
+            dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             sequences_max=self.sequences or 0,
             batched_tokens_max=self.batched_tokens or 0,

@@ -138,18 +138,22 @@ def test_kv_events_go_to_the_endpoint_that_was_named() -> None:
     }
 
 
-def test_repairs_are_loaded_for_experts_on_a_cpu_alone() -> None:
+def test_repairs_are_loaded_on_a_cpu_alone_and_where_they_are_needed() -> None:
     """No other server runs with changed code; the plugin that only counts weights comes with every CPU."""
     experts = msgspec.structs.replace(PLAIN, tensor_parallel=2, expert_parallel=True)
-    on_gpu = msgspec.structs.replace(experts, device=Device.GPU)
+    pair = msgspec.structs.replace(PLAIN, kv_role=KvRole.BOTH)
+    launches = (PLAIN, experts, pair, msgspec.structs.replace(experts, kv_role=KvRole.BOTH))
+    on_gpu = [msgspec.structs.replace(launch, device=Device.GPU) for launch in launches]
     loaded = [
         launch_command(launch, plugins="/plugins").env.get("VLLM_PLUGINS")
-        for launch in (PLAIN, experts, on_gpu)
+        for launch in (*launches, *on_gpu)
     ]
     assert loaded == [
         "trimtab_vllm_weights",
         "trimtab_vllm_weights,trimtab_vllm_repairs",
-        None,
+        "trimtab_vllm_weights,trimtab_vllm_transfer",
+        "trimtab_vllm_weights,trimtab_vllm_repairs,trimtab_vllm_transfer",
+        *[None] * 4,
     ]
 
 
