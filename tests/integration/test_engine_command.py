@@ -97,6 +97,18 @@ def test_command_is_printed_and_nothing_started(fake: list[str], tmp_path: Path)
     assert done.stdout.startswith("DO_NOT_TRACK=1 ")
 
 
+@pytest.mark.parametrize(
+    ("words", "passed"), [((), "--dtype bfloat16 "), (("--dtype", "float32"), "--dtype float32 ")]
+)
+def test_precision_that_was_asked_for_is_passed_on(
+    fake: list[str], words: tuple[str, ...], passed: str
+) -> None:
+    """The default is bfloat16."""
+    done = run(*TRIMTAB, *fake, *words, "--command")
+    assert done.returncode == 0
+    assert passed in done.stdout
+
+
 def test_refused_layout_is_one_line(fake: list[str]) -> None:
     """The nearest layout that works is named, and there is no traceback."""
     done = run(*TRIMTAB, *fake, "--tp", "3")

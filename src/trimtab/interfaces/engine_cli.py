@@ -65,7 +65,7 @@ def engine() -> None:
 )
 @click.option(
     "--dtype",
-    type=click.Choice(("bfloat16", "float16", "float32", "auto")),
+    type=click.Choice(("bfloat16", "float32")),
     default="bfloat16",
     show_default=True,
     help="Precision of weights and activations. float32 is faster on a CPU without bf16 instructions.",
